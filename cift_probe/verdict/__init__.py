@@ -1,0 +1,32 @@
+"""The judge. Suites import this package and nothing else."""
+
+from cift_probe.verdict.compare import (
+    all_of,
+    at_least,
+    at_most,
+    equals,
+    is_empty,
+    is_false,
+    is_in,
+    is_true,
+    overlaps,
+    unless_absent,
+)
+from cift_probe.verdict.declare import check
+from cift_probe.verdict.finding import Finding, Outcome
+
+__all__ = [
+    "Finding",
+    "Outcome",
+    "all_of",
+    "at_least",
+    "at_most",
+    "check",
+    "equals",
+    "is_empty",
+    "is_false",
+    "is_in",
+    "is_true",
+    "overlaps",
+    "unless_absent",
+]

@@ -1,0 +1,112 @@
+"""The catalogue: all checks of a folder, found by reading it. No list is kept by hand."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+from cift_probe.evidence import Scope
+from cift_probe.verdict.declare import Check, CheckError, declaration
+
+
+class Catalogue(Mapping[str, Check]):
+    """Checks by id, prerequisites before their dependents, families in folder order."""
+
+    def __init__(self, checks: Iterator[tuple[str, Check]]) -> None:
+        """Order `(family, check)` pairs; raises CheckError for what cannot be ordered."""
+        self._checks: dict[str, Check] = {}
+        self._families: dict[str, str] = {}
+        for family, check in checks:
+            self._add(family, check)
+        self.order = self._ordered()
+
+    def __getitem__(self, check_id: str) -> Check:
+        """Return the check with this id."""
+        return self._checks[check_id]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over ids, prerequisites first."""
+        return iter(self.order)
+
+    def __len__(self) -> int:
+        """Count the checks."""
+        return len(self._checks)
+
+    def family(self, check_id: str) -> str:
+        """Return the name of the folder that a check lives in."""
+        return self._families[check_id]
+
+    def _add(self, family: str, check: Check) -> None:
+        other = self._checks.get(check.id)
+        if other is not None:
+            message = f"{check.place}: {check.id} is taken by {other.place}; choose a free number"
+            raise CheckError(message)
+        self._checks[check.id] = check
+        self._families[check.id] = family
+
+    def _ordered(self) -> tuple[str, ...]:
+        for check in self._checks.values():
+            for name in check.after:
+                if name not in self._checks:
+                    message = (
+                        f"{check.place}: {check.id} comes after {name}, which no check is called; "
+                        "correct the id or remove it"
+                    )
+                    raise CheckError(message)
+        graph = {check.id: check.after for check in self._checks.values()}
+        try:
+            return tuple(TopologicalSorter(graph).static_order())
+        except CycleError as error:
+            circle = " after ".join(error.args[1])
+            message = f"checks wait for one another: {circle}; remove one `after`"
+            raise CheckError(message) from error
+
+
+def load(folder: Path) -> Catalogue:
+    """Read every `test_*.py` below `folder` and return its checks.
+
+    Raises CheckError for a declaration that is wrong, a duplicate id, an unknown prerequisite
+    or a test function that is no check.
+    """
+    return Catalogue(_found(folder))
+
+
+def cases(check: Check, devices: list[str], plans: list[str]) -> list[Scope]:
+    """Return the scopes that a check runs in.
+
+    A machine without a GPU still gets the case "gpu0": it is how the report can say that the
+    check was undecided, and why.
+    """
+    gpus = devices or ["gpu0"]
+    labels = {"host": [""], "gpu": gpus, "any": ["cpu", *gpus]}[check.device]
+    names = plans if check.each == "plan" else [""]
+    return [Scope(device=label, plan=name) for label in labels for name in names]
+
+
+def _found(folder: Path) -> Iterator[tuple[str, Check]]:
+    for path in sorted(folder.rglob("test_*.py")):
+        for name, value in vars(_load_module(path, folder)).items():
+            check = declaration(value)
+            if check is not None and value.__name__ == name:
+                yield path.parent.name, check
+            elif name.startswith("test_") and callable(value):
+                message = f"{path}: {name} is no check; declare it with @check"
+                raise CheckError(message)
+
+
+def _load_module(path: Path, folder: Path) -> object:
+    name = "_".join(("cift_suite", *path.relative_to(folder).with_suffix("").parts))
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        message = f"{path}: cannot be read as Python"
+        raise CheckError(message)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[name]
+    return module

@@ -1,0 +1,205 @@
+"""Relations between pieces of evidence: the only place where Unknown becomes an outcome.
+
+Every relation takes what was found first and what it is held against second, and returns a
+`Finding`. The order of the rules is the same for all of them:
+
+1. a side that is absent on this machine: NOT_APPLICABLE, with that reason;
+2. a side that is Unknown: UNKNOWN, with that reason, never a pass and never a default;
+3. different units: `UnitMismatchError`, because the check is wrong, not the machine;
+4. the relation itself: PASS or FAIL. A value with an error band is taken at its worse end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from cift_probe.evidence import Evidence, Known, UnitMismatchError, Unknown
+from cift_probe.verdict.display import evidence_text
+from cift_probe.verdict.finding import Finding, Outcome
+
+_DOTTED = ("version", "capability")
+
+
+def at_most(found: Evidence, limit: Evidence) -> Finding:
+    """Hold when `found`, at the upper end of its band, is not above `limit`."""
+    return _settle("at most", found, limit, lambda: bool(_upper(found) <= _ordered(limit)))
+
+
+def at_least(found: Evidence, limit: Evidence) -> Finding:
+    """Hold when `found`, at the lower end of its band, is not below `limit`."""
+    return _settle("at least", found, limit, lambda: bool(_lower(found) >= _ordered(limit)))
+
+
+def equals(found: Evidence, expected: Evidence) -> Finding:
+    """Hold when both sides are the same; versions compare without their local part."""
+    return _settle("equal to", found, expected, lambda: _plain(found) == _plain(expected))
+
+
+def is_in(found: Evidence, options: Evidence) -> Finding:
+    """Hold when `found` is one of `options` (a list; units are not compared)."""
+    return _settle(
+        "one of", found, options, lambda: _value(found) in _items(options), same_unit=False
+    )
+
+
+def overlaps(found: Evidence, accepted: Evidence) -> Finding:
+    """Hold when two lists share an element; the shared elements are named, best first."""
+    shared: list[object] = []
+
+    def test() -> bool:
+        offered = _items(found)
+        shared.extend(item for item in _items(accepted) if item in offered)
+        return bool(shared)
+
+    finding = _settle("overlapping", found, accepted, test)
+    if shared:
+        note = f"served by {shared[0]}"
+        return _because(finding, note)
+    return finding
+
+
+def is_true(found: Evidence) -> Finding:
+    """Hold when a flag is set."""
+    return _settle("set", found, None, lambda: _flag(found) is True)
+
+
+def is_false(found: Evidence) -> Finding:
+    """Hold when a flag is not set."""
+    return _settle("not set", found, None, lambda: _flag(found) is False)
+
+
+def is_empty(found: Evidence) -> Finding:
+    """Hold when a list has no element."""
+    return _settle("empty", found, None, lambda: len(_items(found)) == 0)
+
+
+def all_of(*findings: Finding) -> Finding:
+    """Join findings: the worst one decides; nothing applicable is NOT_APPLICABLE."""
+    if not findings:
+        message = "all_of() needs at least one finding"
+        raise ValueError(message)
+    for outcome in (Outcome.ERROR, Outcome.FAIL, Outcome.UNKNOWN, Outcome.PASS):
+        chosen = [finding for finding in findings if finding.outcome is outcome]
+        if chosen:
+            reasons = "; ".join(finding.reason for finding in chosen if finding.reason)
+            return _because(chosen[0], reasons, replace=True)
+    return findings[0]
+
+
+def unless_absent(presence: Evidence, instead: Evidence, judge: Callable[[], Finding]) -> Finding:
+    """Judge only what is present; where it is absent, name what serves `instead`."""
+    if isinstance(presence, Known) and presence.absent:
+        reason = f"{presence.absent}; what serves instead: {evidence_text(instead)}"
+        return Finding(Outcome.NOT_APPLICABLE, "present", found=presence, reason=reason)
+    if isinstance(presence, Unknown):
+        return Finding(Outcome.UNKNOWN, "present", found=presence, reason=presence.reason)
+    return judge()
+
+
+def _settle(
+    relation: str,
+    found: Evidence,
+    limit: Evidence | None,
+    test: Callable[[], bool],
+    *,
+    same_unit: bool = True,
+) -> Finding:
+    sides = [side for side in (found, limit) if side is not None]
+    for side in sides:
+        if isinstance(side, Known) and side.absent:
+            return Finding(Outcome.NOT_APPLICABLE, relation, found, limit, side.absent)
+    for side in sides:
+        if isinstance(side, Unknown):
+            return Finding(Outcome.UNKNOWN, relation, found, limit, side.reason)
+    units = {side.unit for side in sides if isinstance(side, Known)}
+    if same_unit and len(units) > 1:
+        message = f"cannot hold {' against '.join(sorted(map(repr, units)))}"
+        raise UnitMismatchError(message)
+    holds = test()
+    return Finding(
+        Outcome.PASS if holds else Outcome.FAIL,
+        relation,
+        found,
+        limit,
+        _sentence(relation, found, limit, holds=holds),
+    )
+
+
+def _sentence(relation: str, found: Evidence, limit: Evidence | None, *, holds: bool) -> str:
+    verb = "is" if holds else "is not"
+    text = f"{evidence_text(found)} {verb} {relation}"
+    text += f" {evidence_text(limit)}" if limit is not None else ""
+    notes = [side.note for side in (found, limit) if isinstance(side, Known) and side.note]
+    return f"{text} ({'; '.join(notes)})" if notes else text
+
+
+def _because(finding: Finding, reason: str, *, replace: bool = False) -> Finding:
+    text = reason if replace else f"{finding.reason}; {reason}"
+    return Finding(finding.outcome, finding.relation, finding.found, finding.limit, text)
+
+
+def _value(evidence: Evidence) -> object:
+    if isinstance(evidence, Unknown):  # the order of rules in _settle keeps this from happening
+        message = f"no value: {evidence.reason}"
+        raise TypeError(message)
+    return evidence.value
+
+
+def _flag(evidence: Evidence) -> bool:
+    value = _value(evidence)
+    if not isinstance(value, bool):
+        message = f"{value!r} is not a flag"
+        raise TypeError(message)
+    return value
+
+
+def _items(evidence: Evidence) -> Collection[object]:
+    value = _value(evidence)
+    if not isinstance(value, list | tuple):
+        message = f"{value!r} is not a list"
+        raise TypeError(message)
+    return value
+
+
+def _plain(evidence: Evidence) -> object:
+    value = _value(evidence)
+    if isinstance(evidence, Known) and evidence.unit in _DOTTED:
+        return Version(_dotted(evidence).public)
+    return value
+
+
+def _dotted(evidence: Known) -> Version:
+    try:
+        return Version(str(evidence.value))
+    except InvalidVersion as error:
+        message = f"{evidence.value!r} from {evidence.source} is not a dotted number"
+        raise ValueError(message) from error
+
+
+def _ordered(evidence: Evidence, factor: float = 1.0) -> Any:  # noqa: ANN401 - float or Version
+    value = _value(evidence)
+    if isinstance(evidence, Known) and evidence.unit in _DOTTED:
+        return _dotted(evidence)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        message = f"{value!r} has no order"
+        raise TypeError(message)
+    return value * factor if factor != 1.0 else value
+
+
+def _upper(evidence: Evidence) -> Any:  # noqa: ANN401 - float or Version
+    band = evidence.band if isinstance(evidence, Known) else 0.0
+    return _never_nan(_ordered(evidence, 1.0 + band), worst=math.inf)
+
+
+def _lower(evidence: Evidence) -> Any:  # noqa: ANN401 - float or Version
+    band = evidence.band if isinstance(evidence, Known) else 0.0
+    return _never_nan(_ordered(evidence, 1.0 - band), worst=-math.inf)
+
+
+def _never_nan(number: float | Version, worst: float) -> float | Version:
+    # NaN compares false with everything; whichever way a relation is written, it must not hold.
+    return worst if isinstance(number, float) and math.isnan(number) else number
