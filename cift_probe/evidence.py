@@ -14,6 +14,7 @@ Base units: "B" byte, "s" second, "FLOP/s", "W", "degC", "Hz", "1" for counts an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, TypeAlias
 
@@ -70,6 +71,29 @@ Evidence: TypeAlias = Known | Unknown
 def absent(reason: str, source: str = "") -> Known:
     """Knowledge that the thing does not exist here, with the reason a reader is given."""
     return Known(None, source=source, absent=reason)
+
+
+def json_safe(evidence: Evidence) -> Evidence:
+    """Return evidence that survives JSON: NaN and infinities, which JSON lacks, become text.
+
+    >>> json_safe(Known(float("nan"), "1")).value
+    'nan'
+    """
+    if isinstance(evidence, Known):
+        safe = _finite(evidence.value)
+        if safe is not evidence.value:
+            return msgspec.structs.replace(evidence, value=safe)
+    return evidence
+
+
+def _finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return value
 
 
 class Scope(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -139,9 +163,9 @@ class Ledger(Mapping[str, Evidence]):
 
     def enter(self, key: str, evidence: Evidence) -> None:
         """Store evidence under its full key and tell the listener."""
-        self._entries[key] = evidence
+        self._entries[key] = json_safe(evidence)
         if self._listener is not None:
-            self._listener(self.witness, key, evidence)
+            self._listener(self.witness, key, self._entries[key])
 
     def peek(self, name: str, scope: Scope) -> tuple[str, Evidence] | None:
         """Return stored key and evidence for a name in a scope, or None; produces nothing."""

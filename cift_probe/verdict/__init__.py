@@ -1,5 +1,6 @@
 """The judge. Suites import this package and nothing else."""
 
+from cift_probe.evidence import Reading
 from cift_probe.verdict.compare import (
     all_of,
     at_least,
@@ -8,8 +9,10 @@ from cift_probe.verdict.compare import (
     is_empty,
     is_false,
     is_in,
+    is_present,
     is_true,
     overlaps,
+    same_major,
     unless_absent,
 )
 from cift_probe.verdict.declare import check
@@ -18,6 +21,7 @@ from cift_probe.verdict.finding import Finding, Outcome
 __all__ = [
     "Finding",
     "Outcome",
+    "Reading",
     "all_of",
     "at_least",
     "at_most",
@@ -26,7 +30,9 @@ __all__ = [
     "is_empty",
     "is_false",
     "is_in",
+    "is_present",
     "is_true",
     "overlaps",
+    "same_major",
     "unless_absent",
 ]

@@ -6,22 +6,39 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
 from pathlib import Path
 
 from cift_probe.evidence import Scope
 from cift_probe.verdict.declare import Check, CheckError, declaration
 
+FAMILIES = (
+    "host",
+    "device",
+    "environment",
+    "kernels",
+    "memory",
+    "gradients",
+    "convergence",
+    "performance",
+    "stability",
+    "multigpu",
+)
+
 
 class Catalogue(Mapping[str, Check]):
     """Checks by id, prerequisites before their dependents, families in folder order."""
 
-    def __init__(self, checks: Iterator[tuple[str, Check]]) -> None:
-        """Order `(family, check)` pairs; raises CheckError for what cannot be ordered."""
+    def __init__(self, checks: Iterator[tuple[str, Check]], *, complete: bool = True) -> None:
+        """Order `(family, check)` pairs; raises CheckError for what cannot be ordered.
+
+        `complete=False` takes a part of a suite: prerequisites outside it are not looked for.
+        """
         self._checks: dict[str, Check] = {}
         self._families: dict[str, str] = {}
         for family, check in checks:
             self._add(family, check)
-        self.order = self._ordered()
+        self.order = self._ordered(complete=complete)
 
     def __getitem__(self, check_id: str) -> Check:
         """Return the check with this id."""
@@ -47,31 +64,46 @@ class Catalogue(Mapping[str, Check]):
         self._checks[check.id] = check
         self._families[check.id] = family
 
-    def _ordered(self) -> tuple[str, ...]:
+    def _ordered(self, *, complete: bool) -> tuple[str, ...]:
         for check in self._checks.values():
             for name in check.after:
-                if name not in self._checks:
+                if complete and name not in self._checks:
                     message = (
                         f"{check.place}: {check.id} comes after {name}, which no check is called; "
                         "correct the id or remove it"
                     )
                     raise CheckError(message)
-        graph = {check.id: check.after for check in self._checks.values()}
+        sorter = TopologicalSorter(
+            {
+                check.id: [name for name in check.after if name in self._checks]
+                for check in self._checks.values()
+            }
+        )
         try:
-            return tuple(TopologicalSorter(graph).static_order())
+            sorter.prepare()
         except CycleError as error:
             circle = " after ".join(error.args[1])
             message = f"checks wait for one another: {circle}; remove one `after`"
             raise CheckError(message) from error
+        # among the checks that may run, cheap families first: a broken driver is told in seconds
+        waiting: list[tuple[int, str]] = []
+        order: list[str] = []
+        while sorter.is_active():
+            for name in sorter.get_ready():
+                heappush(waiting, (_rank(self._families[name]), name))
+            _, chosen = heappop(waiting)
+            order.append(chosen)
+            sorter.done(chosen)
+        return tuple(order)
 
 
-def load(folder: Path) -> Catalogue:
+def load(folder: Path, *, complete: bool = True) -> Catalogue:
     """Read every `test_*.py` below `folder` and return its checks.
 
     Raises CheckError for a declaration that is wrong, a duplicate id, an unknown prerequisite
     or a test function that is no check.
     """
-    return Catalogue(_found(folder))
+    return Catalogue(_found(folder), complete=complete)
 
 
 def cases(check: Check, devices: list[str], plans: list[str]) -> list[Scope]:
@@ -84,6 +116,10 @@ def cases(check: Check, devices: list[str], plans: list[str]) -> list[Scope]:
     labels = {"host": [""], "gpu": gpus, "any": ["cpu", *gpus]}[check.device]
     names = plans if check.each == "plan" else [""]
     return [Scope(device=label, plan=name) for label in labels for name in names]
+
+
+def _rank(family: str) -> int:
+    return FAMILIES.index(family) if family in FAMILIES else len(FAMILIES)
 
 
 def _found(folder: Path) -> Iterator[tuple[str, Check]]:

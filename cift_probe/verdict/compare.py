@@ -22,6 +22,7 @@ from cift_probe.verdict.display import evidence_text
 from cift_probe.verdict.finding import Finding, Outcome
 
 _DOTTED = ("version", "capability")
+_NOT_FINITE = ("nan", "inf", "-inf")  # how evidence.json_safe writes them
 
 
 def at_most(found: Evidence, limit: Evidence) -> Finding:
@@ -75,6 +76,23 @@ def is_false(found: Evidence) -> Finding:
 def is_empty(found: Evidence) -> Finding:
     """Hold when a list has no element."""
     return _settle("empty", found, None, lambda: len(_items(found)) == 0)
+
+
+def is_present(found: Evidence) -> Finding:
+    """Hold when the thing exists here; the one relation that an absence fails."""
+    if isinstance(found, Known) and found.absent:
+        return Finding(Outcome.FAIL, "present", found, reason=found.absent)
+    return _settle("present", found, None, lambda: True)
+
+
+def same_major(found: Evidence, expected: Evidence) -> Finding:
+    """Hold when two versions share their major release."""
+    return _settle(
+        "of the same major release as",
+        found,
+        expected,
+        lambda: _release(found).major == _release(expected).major,
+    )
 
 
 def all_of(*findings: Finding) -> Finding:
@@ -180,10 +198,19 @@ def _dotted(evidence: Known) -> Version:
         raise ValueError(message) from error
 
 
+def _release(evidence: Evidence) -> Version:
+    if isinstance(evidence, Unknown) or evidence.unit != "version":
+        message = f"{evidence!r} is no version"
+        raise TypeError(message)
+    return _dotted(evidence)
+
+
 def _ordered(evidence: Evidence, factor: float = 1.0) -> Any:  # noqa: ANN401 - float or Version
     value = _value(evidence)
     if isinstance(evidence, Known) and evidence.unit in _DOTTED:
         return _dotted(evidence)
+    if value in _NOT_FINITE:
+        return float(str(value))
     if isinstance(value, bool) or not isinstance(value, int | float):
         message = f"{value!r} has no order"
         raise TypeError(message)

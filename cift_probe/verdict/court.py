@@ -35,13 +35,13 @@ class Court:
         """Return the finding of a check in a scope, deciding its prerequisites first."""
         known = self.findings.get((check.id, scope.label))
         if known is None:
-            known = self._blocked(check, scope) or self._judge(check, scope, executed)
+            known = self._blocked(check, scope, executed) or self.judge(check, scope, executed)
         elif executed is Executed.SELECTED and known.executed is Executed.PREREQUISITE:
             known = msgspec.structs.replace(known, executed=executed)
         self.findings[check.id, scope.label] = known
         return known
 
-    def _blocked(self, check: Check, scope: Scope) -> Finding | None:
+    def _blocked(self, check: Check, scope: Scope, executed: Executed) -> Finding | None:
         for name in check.after:
             first = self.catalogue[name]
             if first.device == "gpu" and scope.device == "cpu":
@@ -52,10 +52,11 @@ class Court:
                 origin = finding.blocked_by or finding.label
                 reason = f"blocked by {origin}: {_origin_reason(finding)}"
                 blocked = Finding(Outcome.UNKNOWN, reason=reason, blocked_by=origin)
-                return self._sign(blocked, check, scope, Executed.BLOCKED, [], 0.0)
+                return self._sign(blocked, check, scope, executed, [], 0.0)
         return None
 
-    def _judge(self, check: Check, scope: Scope, executed: Executed) -> Finding:
+    def judge(self, check: Check, scope: Scope, executed: Executed = Executed.SELECTED) -> Finding:
+        """Return the finding of a check by itself, whatever its prerequisites say."""
         readings = {name: Reading(self.witnesses[name], scope) for name in check.witnesses}
         started = time.perf_counter()
         try:

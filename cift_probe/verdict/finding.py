@@ -43,7 +43,6 @@ class Executed(StrEnum):
     SELECTED = "selected"
     PREREQUISITE = "prerequisite"
     RESUMED = "resumed"
-    BLOCKED = "blocked"
 
 
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):

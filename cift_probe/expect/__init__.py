@@ -1,0 +1,25 @@
+"""What tables, plans and arithmetic say: pure functions of facts and of rows with a source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cift_probe.evidence import Evidence, Ledger, Reading, Scope
+from cift_probe.expect import budget, compat, limits
+from cift_probe.plan import Plan
+
+
+def produce(
+    name: str, scope: Scope, facts: Ledger, plans: Mapping[str, Plan]
+) -> Mapping[str, Evidence]:
+    """Return what is expected under `name`, by stored key.
+
+    A row of `data/thresholds.toml` holds for every scope; a rule of `expect.compat` is worked
+    out from the facts of the scope asked about, a budget from the plan of the scope.
+    """
+    if name in compat.RULES:
+        return {scope.key(name): compat.RULES[name](Reading(facts, scope))}
+    if name.startswith(budget.PREFIX) and scope.plan in plans:
+        return {Scope(plan=scope.plan).key(name): budget.expect_budget(name, plans[scope.plan])}
+    limit = limits.expect_limit(name)
+    return {} if limit is None else {name: limit}

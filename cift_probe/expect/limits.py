@@ -1,0 +1,44 @@
+"""Limits that are rows of data: value, unit, source, date and who may change them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import msgspec
+
+from cift_probe.data import DataError, load_toml
+from cift_probe.evidence import Evidence, Known
+
+TABLE = "thresholds.toml"
+
+
+class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One row of `data/thresholds.toml`; its name is the evidence key that asks for it."""
+
+    value: float | int | bool | str | list[str]
+    unit: str
+    source: str
+    date: str
+    owner: str
+    why: str
+
+
+@cache
+def read_limits() -> dict[str, Limit]:
+    """Return all rows by name; raises DataError for a row that does not fit `Limit`."""
+    rows = {}
+    for name, row in load_toml(TABLE).items():
+        try:
+            rows[name] = msgspec.convert(row, Limit)
+        except msgspec.ValidationError as error:
+            message = f"data/{TABLE}: row {name!r}: {error}; correct the row"
+            raise DataError(message) from error
+    return rows
+
+
+def expect_limit(name: str) -> Evidence | None:
+    """Return the limit called `name`, or None where no row has that name."""
+    row = read_limits().get(name)
+    if row is None:
+        return None
+    return Known(row.value, row.unit, source=f"data/{TABLE}: {row.source} ({row.date})")

@@ -1,0 +1,53 @@
+"""The child's end of a measurement: carry out one instrument, then put the process in order."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from importlib import import_module
+from typing import Any
+
+import msgspec
+
+from cift_probe.evidence import Evidence, json_safe
+from cift_probe.measure.declare import Task
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What the session sends: the instrument's function as "module:name", and its task."""
+
+    target: str
+    task: Task
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What the child sends back.
+
+    `allocated_bytes` is what torch's allocator still holds on the device after cleaning up; a
+    process in which it is not 0 may take no memory truth. None where torch is not loaded.
+    """
+
+    evidence: dict[str, Evidence]
+    allocated_bytes: int | None
+
+
+def run(payload: Any) -> Any:  # noqa: ANN401 - JSON values, checked by msgspec
+    """Run one instrument; takes and returns JSON values."""
+    request = msgspec.convert(payload, Request)
+    module, _, name = request.target.partition(":")
+    evidence = getattr(import_module(module), name)(request.task)
+    safe = {key: json_safe(value) for key, value in evidence.items()}
+    return msgspec.to_builtins(Result(safe, allocated_after_cleaning()))
+
+
+def allocated_after_cleaning() -> int | None:
+    """Return bytes that are still allocated after everything releasable was released."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    gc.collect()
+    if not torch.cuda.is_initialized():
+        return 0
+    torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - the only way; cuBLAS keeps 32 MiB or more
+    torch.cuda.empty_cache()
+    return int(torch.cuda.memory_allocated())

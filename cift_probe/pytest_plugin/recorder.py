@@ -1,0 +1,38 @@
+"""Follows a run in the process that writes: what starts, what is found, what was left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cift_probe.pytest_plugin.session import State
+
+
+class Recorder:
+    """A plugin of the main process or the xdist controller; workers have none."""
+
+    def __init__(self, state: State) -> None:
+        """Record into the run of `state`."""
+        self._state = state
+        self._ids = {check.title: check.id for check in state.catalogue.values()}
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Leave a name in the journal before anything can go wrong."""
+        # under xdist a node id ends in "@" and the name of its group
+        name, _, case = nodeid.rpartition("::")[2].partition("@")[0].partition("[")
+        label = self._ids.get(name, name)
+        if self._state.run is not None:
+            self._state.run.check_started(self._state, f"{label}[{case}" if case else label)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take in the finding that travels with a report."""
+        parcel = getattr(report, "cift_parcel", None)
+        if parcel is not None:
+            self._state.absorb(parcel)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:  # noqa: ANN401 - xdist is untyped
+        """Take over what a worker did not run."""
+        self._state.not_run.update(getattr(node, "workeroutput", {}).get("cift_not_run", {}))

@@ -1,0 +1,118 @@
+"""Answers: whether a plan can be trained on a device, and how sure that is.
+
+Capability, not conformance: a small card is no worse a card because a 70B does not fit.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from cift_probe.evidence import Evidence, Known, Ledger, Scope, Unknown
+from cift_probe.verdict.display import bytes_text
+
+
+class Verdict(StrEnum):
+    """What is said of one plan. UNDECIDED is said whenever the evidence does not reach."""
+
+    FITS = "fits"
+    FITS_WITH_LEVERS = "fits_with_levers"
+    DOES_NOT_FIT = "does_not_fit"
+    UNDECIDED = "undecided"
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The answer for one plan on one device. A number that nobody measured is None, never 0.
+
+    `band` is the relative error of `required_bytes`; the verdict uses the upper end.
+    `limits` says what the answer does not cover.
+    """
+
+    plan: str
+    device: str
+    verdict: Verdict
+    reason: str
+    tier: str = ""
+    demanded: bool = False
+    peak_allocated_bytes: int | None = None
+    required_bytes: int | None = None
+    usable_bytes: int | None = None
+    headroom_bytes: int | None = None
+    band: float | None = None
+    step_s: float | None = None
+    tokens_per_s: float | None = None
+    joules_per_token: float | None = None
+    levers: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
+
+
+_LIMITS = (
+    "one device, the stack named in the plan, random token ids of full sequence length",
+    "joules per token are not measured in this version",
+)
+
+
+def answer_plan(
+    plan: str, scope: Scope, measured: Ledger, *, demanded: bool, num_tokens: int
+) -> Answer:
+    """Answer one plan from what was measured; runs nothing.
+
+    `num_tokens` is the number of tokens of one optimizer step. Without a measured requirement
+    and usable memory the answer is UNDECIDED, with the reason.
+    """
+    required = _seen(measured, "step.required", scope)
+    usable = _seen(measured, "device.usable.bytes", scope)
+    for side in (required, usable):
+        if isinstance(side, Unknown):
+            return _undecided(plan, scope, side.reason, demanded=demanded)
+        if side.absent:
+            return _undecided(plan, scope, side.absent, demanded=demanded)
+    if not isinstance(required, Known) or not isinstance(usable, Known):
+        raise TypeError  # both branches above returned; this line is for the type checker
+    peak = _number(_seen(measured, "step.peak", scope))
+    step_s = _number(_seen(measured, "step.seconds", scope))
+    room = int(usable.value)
+    verdict, reason = _fit(required, room, peak)
+    return Answer(
+        plan=plan,
+        device=scope.device,
+        verdict=verdict,
+        reason=reason,
+        tier="sliced",
+        demanded=demanded,
+        peak_allocated_bytes=None if peak is None else int(peak),
+        required_bytes=int(required.value),
+        usable_bytes=room,
+        headroom_bytes=room - int(required.upper),
+        band=required.band,
+        step_s=step_s,
+        tokens_per_s=None if not step_s else num_tokens / step_s,
+        limits=_LIMITS,
+    )
+
+
+def _fit(required: Known, room: int, peak: float | None) -> tuple[Verdict, str]:
+    needs, has = bytes_text(required.upper), bytes_text(room)
+    if required.upper <= room:
+        return Verdict.FITS, f"needs at most {needs} of {has}"
+    if peak is not None and peak > room:
+        return Verdict.DOES_NOT_FIT, f"its tensors alone take {bytes_text(peak)} of {has}"
+    if required.lower > room:
+        return Verdict.DOES_NOT_FIT, f"needs at least {bytes_text(required.lower)} of {has}"
+    return Verdict.UNDECIDED, f"{has} lies inside the error band of what it needs"
+
+
+def _seen(measured: Ledger, name: str, scope: Scope) -> Evidence:
+    found = measured.peek(name, scope)
+    return Unknown(f"{name} was not measured in this session") if found is None else found[1]
+
+
+def _number(evidence: Evidence) -> float | None:
+    if isinstance(evidence, Unknown) or not isinstance(evidence.value, int | float):
+        return None
+    return evidence.value
+
+
+def _undecided(plan: str, scope: Scope, reason: str, *, demanded: bool) -> Answer:
+    return Answer(plan, scope.device, Verdict.UNDECIDED, reason, demanded=demanded, limits=_LIMITS)

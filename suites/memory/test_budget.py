@@ -1,0 +1,32 @@
+"""What a training step needs, and whether that is known well enough."""
+
+from cift_probe.verdict import Finding, Reading, at_most, check
+
+
+@check(
+    "MEM001",
+    after=("KRN006",),
+    device="gpu",
+    each="plan",
+    domain="suite",
+    quick=False,
+)
+def test_slices_predict_a_deeper_slice(measured: Reading, expected: Reading) -> Finding:
+    """The memory of a deeper slice of the model is predicted by two shallower ones.
+
+    Why: the answer for the whole depth rests on this line; where it bends, no answer is given.
+
+    Fix: read the instants in the report; measure the plan at full depth on a larger device.
+    """
+    return at_most(measured["step.extrapolation.error"], expected["step.extrapolation.error.max"])
+
+
+@check("MEM002", after=("MEM001",), device="gpu", each="plan", quick=False)
+def test_step_stays_within_its_budget(measured: Reading, expected: Reading) -> Finding:
+    """One training step of the plan stays within the memory that its budget allows.
+
+    Why: a plan file states what a step may take, so that an update that needs more is seen.
+
+    Fix: compare package versions with the last report that passed, or raise the budget.
+    """
+    return at_most(measured["step.peak"], expected["plan.budget.peak_allocated"])

@@ -1,0 +1,154 @@
+"""Runs a check on fabricated machines: the same function that pytest calls on a real one.
+
+A control file `tests/controls/<ID>.toml` holds one passing machine and cases that differ from
+it. Evidence is written under "witness:key"; a value is {value, unit}, {unknown = reason} or
+{absent = reason}. What is expected is worked out from the fabricated facts by the real rules,
+unless the file states it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cift_probe import expect
+from cift_probe.evidence import Evidence, Known, Ledger, Scope, Unknown, absent
+from cift_probe.verdict.catalogue import Catalogue
+from cift_probe.verdict.court import Court
+from cift_probe.verdict.finding import Finding, Outcome
+
+ORDERED = ("at most", "at least")
+
+
+class ControlError(AssertionError):
+    """A control does not prove what it is there to prove."""
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One fabricated machine: what differs from the passing one, and what must come out.
+
+    `found` names the evidence that the finding must show as found. `boundary` marks a machine
+    that sits on the limit.
+    """
+
+    name: str
+    outcome: Outcome
+    set: dict[str, dict[str, Any]]
+    found: str = ""
+    boundary: bool = False
+
+
+class Control(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One control file."""
+
+    machine: dict[str, dict[str, Any]]
+    case: list[Case]
+
+
+def read_control(path: Path) -> Control:
+    """Return a control; raises ControlError for a file that is missing or malformed."""
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text()), Control)
+    except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        message = f"{path.name}: {error}"
+        raise ControlError(message) from error
+
+
+def run_control(catalogue: Catalogue, check_id: str, control: Control) -> None:
+    """Hold a check against its control; raises ControlError where the two disagree."""
+    findings = [(case, _finding(catalogue, check_id, control, case)) for case in control.case]
+    passing = judge(catalogue, check_id, control.machine)
+    _expect(check_id, "the passing machine", passing, Outcome.PASS)
+    for case, finding in findings:
+        _expect(check_id, case.name, finding, case.outcome)
+        _single_change(check_id, control, case)
+        _found_side(check_id, case, finding)
+    _complete(check_id, control, [*findings, (None, passing)])
+
+
+def judge(catalogue: Catalogue, check_id: str, machine: dict[str, dict[str, Any]]) -> Finding:
+    """Return what a check finds on a fabricated machine."""
+    facts = Ledger("facts")
+    ledgers = {
+        "facts": facts,
+        "expected": Ledger("expected", lambda n, s: expect.produce(n, s, facts, {})),
+        "measured": Ledger("measured"),
+    }
+    for name, row in machine.items():
+        witness, _, key = name.partition(":")
+        ledgers[witness].enter(key, evidence(row))
+    finding = Court(catalogue, ledgers).judge(catalogue[check_id], Scope())
+    unread = sorted(set(machine) - set(finding.evidence) - set(_asked_by_rules(ledgers)))
+    if unread:
+        message = f"{check_id}: nothing reads {', '.join(unread)}; remove it from the control"
+        raise ControlError(message)
+    return finding
+
+
+def evidence(row: dict[str, Any]) -> Evidence:
+    """Return the evidence that a row of a control file states."""
+    if "unknown" in row:
+        return Unknown(row["unknown"], "control")
+    if "absent" in row:
+        return absent(row["absent"], "control")
+    return Known(row["value"], row.get("unit", ""), "control", row.get("band", 0.0))
+
+
+def _asked_by_rules(ledgers: dict[str, Ledger]) -> Iterator[str]:
+    # what a rule of expect reads is no evidence of the check itself, but it belongs to its machine
+    return (f"facts:{key}" for key in ledgers["facts"])
+
+
+def _finding(catalogue: Catalogue, check_id: str, control: Control, case: Case) -> Finding:
+    return judge(catalogue, check_id, {**control.machine, **case.set})
+
+
+def _expect(check_id: str, name: str, finding: Finding, outcome: Outcome) -> None:
+    if finding.outcome is not outcome:
+        message = f"{check_id}: {name}: {finding.outcome} ({finding.reason}), not {outcome}"
+        raise ControlError(message)
+
+
+def _single_change(check_id: str, control: Control, case: Case) -> None:
+    changed = [key for key, row in case.set.items() if control.machine.get(key) != row]
+    if len(changed) != 1:
+        message = f"{check_id}: {case.name}: differs in {len(changed)} values, not in one"
+        raise ControlError(message)
+
+
+def _found_side(check_id: str, case: Case, finding: Finding) -> None:
+    if case.outcome is not Outcome.FAIL:
+        return
+    if case.found not in finding.evidence:
+        message = f"{check_id}: {case.name}: name what is found; the check reads {finding.evidence}"
+        raise ControlError(message)
+    row = case.set.get(case.found)
+    if row is not None and finding.found != evidence(row):
+        message = f"{check_id}: {case.name}: {finding.found} is shown as found, not {case.found}"
+        raise ControlError(message)
+
+
+def _complete(check_id: str, control: Control, findings: list[tuple[Case | None, Finding]]) -> None:
+    outcomes = {case.outcome for case in control.case}
+    for needed in (Outcome.FAIL, Outcome.UNKNOWN):
+        if needed not in outcomes:
+            message = f"{check_id}: has no case that comes to {needed}"
+            raise ControlError(message)
+    boundaries = [finding for case, finding in findings if case is not None and case.boundary]
+    if not boundaries:
+        message = f"{check_id}: has no case on the boundary"
+        raise ControlError(message)
+    for finding in boundaries:
+        if finding.relation in ORDERED and finding.outcome is Outcome.PASS:
+            _on_the_limit(check_id, finding)
+
+
+def _on_the_limit(check_id: str, finding: Finding) -> None:
+    found, limit = finding.found, finding.limit
+    if not isinstance(found, Known) or not isinstance(limit, Known) or found.value != limit.value:
+        message = f"{check_id}: the boundary case is at {found}, the limit at {limit}"
+        raise ControlError(message)
