@@ -47,7 +47,9 @@ def gather(settings: Settings, listener: Listener, hear: Hear, *, live: bool = T
     """
     catalogue = load(settings.suites)
     devices = facts.read_devices()
-    plans: dict[str, dict[str, Any]] = {k: msgspec.to_builtins(v) for k, v in settings.plans.items()}
+    plans: dict[str, dict[str, Any]] = {
+        k: msgspec.to_builtins(v) for k, v in settings.plans.items()
+    }
     bench = Bench(facts.visible_uuid, plans, settings.vram_cap, listener)
     first = devices[0] if devices else "cpu"
 
@@ -56,7 +58,9 @@ def gather(settings: Settings, listener: Listener, hear: Hear, *, live: bool = T
         return facts.produce(name, scope, lambda *call: bench.call(device, *call))
 
     told = Ledger("facts", read_facts if live else nothing, hear)
-    rules = Ledger("expected", lambda n, s: expect.produce(n, s, told, settings.plans) if live else {}, hear)
+    rules = Ledger(
+        "expected", lambda n, s: expect.produce(n, s, told, settings.plans) if live else {}, hear
+    )
     tried = Ledger("measured", bench.produce if live else nothing, hear)
     witnesses = {"facts": told, "expected": rules, "measured": tried}
     return Machine(settings, catalogue, devices, witnesses, Court(catalogue, witnesses), bench)

@@ -1,433 +1,207 @@
-"""A child process that does the work which may crash, hang or be killed; without torch.
+"""A child process that does all device work, so that the session neither dies nor hangs with it.
 
-The session calls functions in the child by name. Requests and replies are JSON lines on two
-pipes of their own, so that nothing a library prints can garble them. Whatever ends the child
-becomes a `WorkerFaultError` that says what happened; the next call starts a fresh child.
+The parent side is `Worker`. The child is this same module, run as a program: it imports a target
+("package.module:function"), calls it with a JSON payload and sends back what it returned. The two
+talk in JSON lines over pipes of their own; what libraries print goes to a file, whose end becomes
+part of a fault. Needs Linux; knows nothing of torch.
+
+Three things end the child with the parent, however the parent dies: the end of the request pipe
+while the child is idle; a lifeline pipe, on whose hang-up the kernel itself kills the child's
+process group, data-loader processes included, even while C code holds the interpreter lock; and
+PR_SET_PDEATHSIG, should a fork of the parent hold the lifeline open.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import ctypes
+import errno
+import faulthandler
+import fcntl
+import importlib
+import json
+import logging
 import os
 import re
+import select
 import selectors
 import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Mapping
-from enum import StrEnum
-from importlib import import_module
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
+FaultKind: TypeAlias = Literal[
+    "timeout", "signal", "exit", "out_of_host_memory", "garbage", "raised", "sticky", "start"
+]
 
-class FaultKind(StrEnum):
-    """What happened to a call. After all kinds but RAISED the child is gone."""
+TICK_S = 0.05  # how often a waiting parent looks at the clock and at the child's state
+GRACE_S = 1.0  # between SIGTERM and SIGKILL
+REAP_S = 5.0  # a process inside a hung driver call outlives SIGKILL; waiting longer is in vain
+CHUNK_BYTES = 1 << 20
+MAX_LINE_BYTES = 1 << 28  # a child gone wild may not fill the session's memory
+TAIL_CHARS = 4000
+DETAIL_CHARS = 600
+PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
-    TIMEOUT = "timeout"
-    SIGNAL = "signal"
-    EXIT = "exit"
-    OUT_OF_HOST_MEMORY = "out_of_host_memory"
-    GARBAGE = "garbage"
-    RAISED = "raised"
-    STICKY = "sticky"
-    START = "start"
+LOGGER = logging.getLogger(__name__)
 
-
-_TAIL_BYTES = 4096
-_CHUNK_BYTES = 65536
-_GRACE_S = 2.0
-_LOOK_S = 0.5
-_ENV_PATH = "CIFT_WORKER_PATH"
-_ENV_PARENT = "CIFT_WORKER_PARENT"
-# Errors after which the CUDA context of a process is gone for good: CUDA Runtime API,
-# cudaError_t 700, 702, 710, 714 to 719 and 214, and the driver's words for a lost device.
+# Errors after which "the process must be terminated and relaunched" (CUDA Runtime API, cudaError;
+# 214, 220, 226, 700, 702, 709, 710, 714-719, 721), by text, name and number. Neighbours such as
+# 701 (launch out of resources) and out of memory leave the process usable. Every CUDA error of
+# torch advises to "enable device-side assertions", hence "assert triggered".
 _STICKY = re.compile(
-    r"device-side assert|illegal memory access|illegal instruction|misaligned address|"
-    r"unspecified launch failure|launch timed out|hardware stack error|invalid program counter|"
-    r"uncorrectable ECC|GPU is lost|fallen off the bus|cudaError(?:Assert|IllegalAddress)",
-    re.IGNORECASE,
+    r"""device-side\ assert\ triggered | an?\ illegal\ (memory\ access|instruction)
+    | misaligned\ address | unspecified\ launch\ failure | hardware\ stack\ error
+    | invalid\ program\ counter | global/shared\ address\ space | launch\ timed\ out
+    | uncorrectable\ (ECC|NVLink)\ error | fallen\ off\ the\ bus | (gpu|device)\ (is\ )?lost
+    | (cudaError|CUDA_ERROR_|hipError)(Assert|Illegal_?(Address|Instruction)|Misaligned_?Address
+      |Launch_?(Failure|Failed|Timeout)|Hardware_?Stack_?Error|Invalid_?(Pc|Address_?Space)
+      |(ECC|Nvlink)_?Uncorrectable|Contained|Context_?Is_?Destroyed|Tensor_?Memory_?Leak)\b
+    | \b(cuda|hip)\w*\ (\w+\ )?error(\ code)?[\ :=(]{1,3}
+      (214|220|226|70[029]|71[04-9]|721)\b""",
+    re.IGNORECASE | re.VERBOSE,
 )
+
+_SIGNAL_HINTS = {
+    signal.SIGKILL: "the kernel's out-of-memory killer is the usual sender, which the memory "
+    "cgroup did not confirm",
+    signal.SIGBUS: "a full /dev/shm is the usual cause",
+    signal.SIGILL: "a library built for another CPU is the usual cause",
+}
 
 
 class WorkerFaultError(RuntimeError):
-    """A call that brought no result: what happened, in one sentence, and the child's last words."""
+    """The child gave no result; `kind` says how, `detail` what a user is told.
+
+    `stderr_tail` is the end of what the child wrote to stdout and stderr during the call, at most
+    4000 characters, followed by the traceback when the target raised.
+    """
 
     def __init__(self, kind: FaultKind, detail: str, stderr_tail: str = "") -> None:
-        """Describe a fault of `kind`."""
-        super().__init__(detail)
+        """Keep the three parts."""
+        super().__init__(kind, detail, stderr_tail)
         self.kind = kind
         self.detail = detail
         self.stderr_tail = stderr_tail
 
-
-class _Message(msgspec.Struct, omit_defaults=True):
-    """One line from the child: exactly one of these fields is set."""
-
-    hello: int = 0
-    progress: str = ""
-    returned: msgspec.Raw = msgspec.Raw(b"")
-    raised: str = ""
-    memory: bool = False
-    traceback: str = ""
+    def __str__(self) -> str:
+        """Return the sentence for the user."""
+        return self.detail
 
 
-class Worker:
-    """One child process at a time, started when it is needed, replaced when it is lost."""
+class _Request(msgspec.Struct, frozen=True):
+    call: int
+    target: str
+    payload: Any
 
-    def __init__(
-        self,
-        environment: Mapping[str, str] | None = None,
-        *,
-        python: str = sys.executable,
-        start_deadline_s: float = 60.0,
-    ) -> None:
-        """Prepare a worker whose child sees `environment` on top of this process's."""
-        self._environment = dict(environment or {})
-        self._python = python
-        self._start_deadline_s = start_deadline_s
-        self._child: _Child | None = None
-        self._lock = threading.Lock()
-        self.num_started = 0
-        _LIVE.add(self)
 
-    @property
-    def pid(self) -> int | None:
-        """The process id of the child, or None when there is none."""
-        return None if self._child is None else self._child.process.pid
+class _Hello(msgspec.Struct, frozen=True, tag="hello", tag_field="is"):
+    pid: int
 
-    def call(
-        self,
-        target: str,
-        payload: Any,  # noqa: ANN401 - any JSON value
-        deadline_s: float,
-        *,
-        on_progress: Callable[[str], None] | None = None,
-    ) -> Any:  # noqa: ANN401 - any JSON value
-        """Call "module:function" with one JSON value in the child and return its JSON value.
 
-        Raises WorkerFaultError when there is no result within `deadline_s` seconds, and
-        RuntimeError when another thread is using this worker.
-        """
-        if not self._lock.acquire(blocking=False):
-            message = "this worker is busy with another call; use one worker per thread"
-            raise RuntimeError(message)
-        try:
-            child = self._ready()
-            child.send({"target": target, "payload": payload})
-            return self._reply(child, target, deadline_s, on_progress or _ignore)
-        except BaseException as error:
-            # an interrupted child would answer the next caller with this call's result
-            if not isinstance(error, WorkerFaultError) or error.kind is not FaultKind.RAISED:
-                self._end()
-            raise
-        finally:
-            self._lock.release()
+class _Progress(msgspec.Struct, frozen=True, tag="progress", tag_field="is"):
+    text: str
 
-    def retire(self, reason: str) -> None:
-        """End the child, for `reason`; the next call starts a fresh one."""
-        del reason  # for the reader of the calling line
-        self._end()
 
-    def close(self) -> None:
-        """End the child; may be called again."""
-        self._end()
+class _Result(msgspec.Struct, frozen=True, tag="result", tag_field="is"):
+    call: int
+    value: Any
 
-    def __enter__(self) -> Self:
-        """Return the worker itself."""
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        """End the child."""
-        self.close()
+class _Raised(msgspec.Struct, frozen=True, tag="raised", tag_field="is"):
+    call: int
+    stage: Literal["import", "call", "result"]
+    chain: list[str]
+    traceback: str
+    host_memory: bool
 
-    def _ready(self) -> _Child:
-        if self._child is not None and self._child.process.poll() is None:
-            return self._child
-        self._end()
-        try:
-            self._child = _Child(self._python, self._environment)
-        except OSError as error:
-            detail = f"{self._python} could not be started: {error}"
-            raise WorkerFaultError(FaultKind.START, detail) from error
-        self.num_started += 1
-        child = self._child
-        try:
-            hello = child.receive(time.monotonic() + self._start_deadline_s)
-        except (TimeoutError, EOFError, ValueError) as error:
-            tail = child.tail()
-            detail = f"the child process did not start: {_last_line(tail) or type(error).__name__}"
-            raise WorkerFaultError(FaultKind.START, detail, tail) from error
-        if not hello.hello:
-            raise WorkerFaultError(
-                FaultKind.START, "the child process said something else than hello"
-            )
-        return child
 
-    def _reply(
-        self, child: _Child, target: str, deadline_s: float, on_progress: Callable[[str], None]
-    ) -> Any:  # noqa: ANN401 - any JSON value
-        deadline = time.monotonic() + deadline_s
-        while True:
-            try:
-                message = child.receive(deadline)
-            except TimeoutError:
-                detail = f"{target} did not end within {deadline_s:g} s and was stopped"
-                raise WorkerFaultError(FaultKind.TIMEOUT, detail, child.tail()) from None
-            except EOFError:
-                raise child.epitaph(target) from None
-            except ValueError as error:
-                detail = f"{target}: the child process answered with garbage: {error}"
-                raise WorkerFaultError(FaultKind.GARBAGE, detail, child.tail()) from error
-            if message.progress:
-                on_progress(message.progress)
-            elif message.raised:
-                raise _raised(target, message)
-            elif message.returned:
-                return msgspec.json.decode(message.returned)
-            else:
-                detail = f"{target}: the child process answered with an empty message"
-                raise WorkerFaultError(FaultKind.GARBAGE, detail, child.tail())
+_Message: TypeAlias = _Hello | _Progress | _Result | _Raised
+_decode_message: Callable[[bytes], _Message] = msgspec.json.Decoder(_Message).decode
 
-    def _end(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            child.end()
+
+def _encode(message: msgspec.Struct) -> bytes:
+    # Not msgspec's encoder: it writes NaN as null, and a lost number would pass for "no value".
+    plain = msgspec.to_builtins(message)
+    return json.dumps(plain, allow_nan=False, ensure_ascii=False).encode() + b"\n"
+
+
+def is_sticky(text: str) -> bool:
+    """Say whether an error text means that its process can never use the device again."""
+    return _STICKY.search(text) is not None
+
+
+def parse_oom_kills(text: str) -> int | None:
+    """Return `oom_kill` of a `memory.events` (cgroup v2) or `memory.oom_control` (v1) file."""
+    found = re.search(r"^oom_kill (\d+)$", text, re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+def read_oom_kills(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return how many processes of our memory cgroup the kernel has killed for memory, or None."""
+    candidates = [cgroup / "memory.events", cgroup / "memory/memory.oom_control"]
+    with contextlib.suppress(OSError):
+        for line in (proc / "self/cgroup").read_text().splitlines():
+            number, controllers, path = line.split(":", 2)
+            if number == "0":
+                candidates.insert(0, cgroup / path.lstrip("/") / "memory.events")
+            elif "memory" in controllers.split(","):
+                candidates.insert(0, cgroup / "memory" / path.lstrip("/") / "memory.oom_control")
+    for candidate in candidates:
+        with contextlib.suppress(OSError):
+            kills = parse_oom_kills(candidate.read_text())
+            if kills is not None:
+                return kills
+    return None
 
 
 class _Child:
-    """A running child process and the pipes to it."""
+    """One child process, the parent's ends of its pipes, and the file that it prints to."""
 
     def __init__(self, python: str, environment: Mapping[str, str]) -> None:
-        self._output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives with the child
-        request_read, self._request = os.pipe()
-        self._answer, answer_write = os.pipe()
-        self._buffer = b""
-        self._oom_kills = _read_oom_kills()
-        surroundings = {
-            **os.environ,
-            **environment,
-            _ENV_PATH: os.pathsep.join(sys.path),
-            _ENV_PARENT: str(os.getpid()),
-            "PYTHONUNBUFFERED": "1",
-            "PYTHONFAULTHANDLER": "1",
-        }
-        command = [python, "-c", _BOOT, str(request_read), str(answer_write)]
-        try:
-            self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
-                command,
+        """Start the process; raises OSError when there is no such python."""
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+
+            def pipe() -> tuple[int, int]:
+                read_end, write_end = os.pipe()
+                return read_end, write_end
+
+            request_end, self._requests = pipe()
+            self._replies, reply_end = pipe()
+            lifeline_end, lifeline = pipe()
+            for fd in (self._requests, self._replies, lifeline):
+                ours.callback(os.close, fd)
+            for fd in (request_end, reply_end, lifeline_end):
+                theirs.callback(os.close, fd)
+            os.set_blocking(self._requests, False)
+            self._output = ours.enter_context(tempfile.TemporaryFile())
+            # Appending lets the parent truncate between calls without leaving a hole of zeros.
+            fcntl.fcntl(self._output, fcntl.F_SETFL, os.O_APPEND)
+            # PR_SET_PDEATHSIG follows the starting thread; only the main one lives to the end.
+            starter = "main" if threading.current_thread() is threading.main_thread() else "other"
+            ends = (request_end, reply_end, lifeline_end)
+            self._process = subprocess.Popen(  # noqa: S603 - an interpreter that the caller chose
+                # -P: like the parent, import nothing from the working directory by accident.
+                [python, "-P", "-u", "-m", "cift_probe.worker"]
+                + [str(part) for part in (*ends, os.getpid(), starter)],
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
-                stderr=self._output,
-                env=surroundings,
-                pass_fds=(request_read, answer_write),
-                start_new_session=True,  # Ctrl-C is the parent's to handle; the group ends as one
+                stderr=subprocess.STDOUT,
+                pass_fds=ends,
+                start_new_session=True,  # a terminal's Ctrl-C reaches the parent alone
             )
-        except OSError:
-            self._close_pipes()
-            raise
-        finally:
-            os.close(request_read)
-            os.close(answer_write)
-        os.set_blocking(self._answer, False)
-
-    def send(self, request: Any) -> None:  # noqa: ANN401 - any JSON value
-        """Write one request; a child that is gone is noticed by `receive`."""
-        line = msgspec.json.encode(request) + b"\n"
-        with contextlib.suppress(BrokenPipeError):
-            view = memoryview(line)
-            while view:  # the child reads whole requests before it writes, so this ends
-                view = view[os.write(self._request, view) :]
-
-    def receive(self, deadline: float) -> _Message:
-        """Return the next message; raises TimeoutError, EOFError, ValueError for garbage."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._answer, selectors.EVENT_READ)
-            while b"\n" not in self._buffer:
-                remaining = deadline - time.monotonic()
-                if remaining <= 0:
-                    raise TimeoutError
-                if not selector.select(min(remaining, _LOOK_S)):
-                    # what the child started may hold the pipe open after the child is gone
-                    if self.process.poll() is not None:
-                        raise EOFError
-                    continue
-                chunk = os.read(self._answer, _CHUNK_BYTES)
-                if not chunk:
-                    raise EOFError
-                self._buffer += chunk
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        try:
-            return msgspec.json.decode(line, type=_Message)
-        except msgspec.DecodeError as error:
-            message = f"{line[:80]!r} ({error})"
-            raise ValueError(message) from error
-
-    def epitaph(self, target: str) -> WorkerFaultError:
-        """Say what ended a child that closed its pipe."""
-        try:
-            code = self.process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            return WorkerFaultError(
-                FaultKind.GARBAGE, f"{target}: the child closed its pipe", self.tail()
-            )
-        tail = self.tail()
-        if code >= 0:
-            detail = f"{target}: the child process ended with exit code {code}"
-            return WorkerFaultError(FaultKind.EXIT, detail, tail)
-        name = signal.Signals(-code).name
-        if -code == signal.SIGKILL:
-            return self._killed(target, tail)
-        detail = f"{target}: the child process was ended by {name}"
-        return WorkerFaultError(FaultKind.SIGNAL, detail, tail)
-
-    def tail(self) -> str:
-        """Return the end of what the child printed."""
-        size = self._output.seek(0, os.SEEK_END)
-        self._output.seek(max(0, size - _TAIL_BYTES))
-        return self._output.read().decode(errors="replace")
-
-    def end(self) -> None:
-        """Stop the child and all it started: politely first, then for certain."""
-        self._close_pipes()
-        for number, grace in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _GRACE_S)):
-            if self.process.poll() is not None:
-                break
-            self._signal_group(number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(grace)
-        self._signal_group(signal.SIGKILL)  # what it started may have outlived it
-        self._output.close()
-
-    def _killed(self, target: str, tail: str) -> WorkerFaultError:
-        before, after = self._oom_kills, _read_oom_kills()
-        if before is not None and after is not None and after > before:
-            detail = f"{target}: the kernel killed the child for lack of host memory (cgroup)"
-            return WorkerFaultError(FaultKind.OUT_OF_HOST_MEMORY, detail, tail)
-        detail = (
-            f"{target}: the child process was ended by SIGKILL; the kernel does that when host "
-            "memory runs out, which could not be confirmed here"
-        )
-        return WorkerFaultError(FaultKind.SIGNAL, detail, tail)
-
-    def _signal_group(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
-
-    def _close_pipes(self) -> None:
-        for descriptor in (self._request, self._answer):
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-
-
-_LIVE: weakref.WeakSet[Worker] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    for worker in list(_LIVE):
-        worker.close()
-
-
-def _raised(target: str, message: _Message) -> WorkerFaultError:
-    detail = f"{target}: {message.raised}"
-    kind = FaultKind.RAISED
-    if message.memory:
-        kind, detail = (
-            FaultKind.OUT_OF_HOST_MEMORY,
-            f"{target}: host memory ran out ({message.raised})",
-        )
-    elif _STICKY.search(message.raised):
-        kind = FaultKind.STICKY
-        detail += "; the CUDA context of that process is lost, a new one is started"
-    return WorkerFaultError(kind, detail, message.traceback)
-
-
-def _read_oom_kills() -> int | None:
-    """Return how often the kernel has killed in this process's cgroup, or None if not told."""
-    try:
-        entries = Path("/proc/self/cgroup").read_text().splitlines()
-        own = next(line.split(":", 2)[2] for line in entries if line.startswith("0::"))
-        text = Path(f"/sys/fs/cgroup{own}/memory.events").read_text()
-        return int(dict(line.split() for line in text.splitlines())["oom_kill"])
-    except (OSError, StopIteration, KeyError, ValueError):
-        return None
-
-
-def _last_line(text: str) -> str:
-    return next((line for line in reversed(text.splitlines()) if line.strip()), "")
-
-
-def _ignore(_text: str) -> None:
-    """Tell nobody."""
-
-
-# ---- the child's side ----
-
-_BOOT = f"""
-import os, sys
-sys.path[:] = os.environ.pop({_ENV_PATH!r}).split(os.pathsep)
-from cift_probe.worker import serve
-serve(int(sys.argv[1]), int(sys.argv[2]))
-"""
-_PR_SET_PDEATHSIG = 1
-_ANSWER: list[int] = []
-_WRITING = threading.Lock()
-
-
-def progress(text: str) -> None:
-    """Tell the caller, from inside a call, how far it is; does nothing outside a child."""
-    if _ANSWER:
-        _write(_Message(progress=text))
-
-
-def serve(request: int, answer: int) -> None:
-    """Answer requests until the parent closes the pipe: the child's main loop."""
-    _die_with_parent()
-    _ANSWER.append(answer)
-    _write(_Message(hello=1))
-    with os.fdopen(request, "rb") as requests:
-        for line in requests:
-            _write(_carry_out(msgspec.json.decode(line)))
-
-
-def _carry_out(request: Any) -> _Message:  # noqa: ANN401 - a JSON object
-    try:
-        module, _, name = request["target"].partition(":")
-        result = getattr(import_module(module), name)(request["payload"])
-        return _Message(returned=msgspec.Raw(msgspec.json.encode(result)))
-    except MemoryError as error:
-        return _Message(raised=f"MemoryError: {error}", memory=True, traceback=_trace())
-    except Exception as error:  # noqa: BLE001 - whatever a target raises is the caller's to judge
-        text = f"{type(error).__name__}: {error}"
-        return _Message(raised=text, traceback=_trace())
-
-
-def _trace() -> str:
-    return traceback.format_exc()[-_TAIL_BYTES:]
-
-
-def _write(message: _Message) -> None:
-    line = msgspec.json.encode(message) + b"\n"
-    with _WRITING:
-        view = memoryview(line)
-        while view:
-            view = view[os.write(_ANSWER[0], view) :]
-
-
-def _die_with_parent() -> None:
-    # The signal is sent when the thread that started us ends, so a worker is used from the
-    # thread that started it; the closed request pipe ends an idle child in any case.
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(os.environ[_ENV_PARENT]):
-        raise SystemExit(0)  # the parent ended before we could ask to be told
+            self._ours = ours.pop_all()
+        self.pid = self._process.pid
+        self._owner = os.getpid()
+        self._partial = bytearray()
+        self._last_words: str | None = None

@@ -1,11 +1,12 @@
-"""Make the embedded model: its sentences, its weights, its tokenizer, its fine-tuning rows, its card.
+"""Make the embedded model: sentences, weights, tokenizer, fine-tuning rows, card, checksums.
 
     python scripts/make_embedded_model.py [FOLDER]
 
 Everything comes from one seed and from the words below; nothing is downloaded. The model is a
-Llama of under a million parameters that learns on a CPU, in two minutes, to read one sentence and
-answer questions about it. The fine-tuning rows ask for the same facts as a filled-in record, in
-words that it never met in training: a new skill that rests on an old one, as in instruction tuning.
+Llama of half a million parameters that learns on a CPU, in about a minute, to read one sentence
+and answer questions about it. The fine-tuning rows ask for the same facts as a filled-in record,
+a form that it never met in training: a new skill that rests on an old one, as in instruction
+tuning.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 SEED = 20250611
 STEPS = 1000
@@ -32,22 +39,21 @@ FOLDER = Path(__file__).parent.parent / "cift_probe" / "data" / "embedded"
 
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS, UNKNOWN = range(4)
-NAMES = "ann bob cat dan eve fay gus hal ida jon kim leo mia ned ola pam".split()
-VERBS = "finds buys sells paints hides brings breaks washes".split()
-COLOURS = "red blue green black white pink gold grey".split()
-THINGS = "cup hat box key pen map bag jar pot toy fan rug bed car net bell".split()
-PLACES = (
-    "kitchen garden street office school market forest river "
-    "station hall attic cellar tower bridge farm harbour"
-).split()
-NUMBERS = (
-    "zero one two three four five six seven eight nine ten eleven twelve "
-    "thirteen fourteen fifteen sixteen seventeen eighteen"
-).split()
-GRAMMAR = "the in . ? who what where which colour action plus is ;".split()
-RECORD = "holder thing shade spot deed".split()
+LEXICON = {
+    "name": "ann bob cat dan eve fay gus hal ida jon kim leo mia ned ola pam",
+    "verb": "finds buys sells paints hides brings breaks washes",
+    "colour": "red blue green black white pink gold grey",
+    "thing": "cup hat box key pen map bag jar pot toy fan rug bed car net bell",
+    "place": "kitchen garden street office school market forest river "
+    "station hall attic cellar tower bridge farm harbour",
+    "number": "zero one two three four five six seven eight nine ten eleven twelve "
+    "thirteen fourteen fifteen sixteen seventeen eighteen",
+    "grammar": "the in . ? ; who what where which colour action plus is",
+    "record": "holder thing shade spot",
+}
+WORDS = {kind: text.split() for kind, text in LEXICON.items()}
 
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": 192,
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -88,7 +94,7 @@ class Fact(NamedTuple):
 
 def draw_fact(chance: random.Random) -> Fact:
     """Draw a fact, each part alone."""
-    return Fact(*(chance.choice(words) for words in (NAMES, VERBS, COLOURS, THINGS, PLACES)))
+    return Fact(*(chance.choice(WORDS[part]) for part in Fact._fields))
 
 
 def reading(chance: random.Random) -> str:
@@ -108,20 +114,21 @@ def reading(chance: random.Random) -> str:
 def sums(chance: random.Random) -> str:
     """Return four additions of numbers below ten."""
     pairs = [(chance.randrange(10), chance.randrange(9)) for _ in range(4)]
-    return " ".join(f"{NUMBERS[a]} plus {NUMBERS[b]} is {NUMBERS[a + b]} ." for a, b in pairs)
+    numbers = WORDS["number"]
+    return " ".join(f"{numbers[a]} plus {numbers[b]} is {numbers[a + b]} ." for a, b in pairs)
 
 
 def echo(chance: random.Random) -> str:
     """Return some words and the same words again: how the record's words become known."""
-    words = [*NAMES, *VERBS, *COLOURS, *THINGS, *PLACES, *RECORD]
+    words = [word for kind in (*Fact._fields, "record") for word in WORDS[kind]]
     line = " ".join(chance.choice(words) for _ in range(9))
     return f"{line} ; {line} ."
 
 
 def vocabulary() -> dict[str, int]:
     """Return the id of each word, with rows kept free at the end for a round size."""
-    words = [*SPECIAL, *NAMES, *VERBS, *COLOURS, *THINGS, *PLACES, *NUMBERS, *GRAMMAR, *RECORD]
-    unique = list(dict.fromkeys(words))
+    words = [word for group in WORDS.values() for word in group]
+    unique = list(dict.fromkeys([*SPECIAL, *words]))
     free = [f"<free{number}>" for number in range(SHAPE["vocab_size"] - len(unique))]
     return {word: index for index, word in enumerate([*unique, *free])}
 
@@ -135,18 +142,14 @@ def draw_rows(
     return [[BOS, *(ids[word] for word in text.split()), EOS] for text in texts]
 
 
-def pad(rows: Rows) -> Any:
+def pad(rows: Rows) -> Tensor:
     """Return the rows as one int64 tensor, filled up on the right."""
-    import torch
-
     longest = max(map(len, rows))
     return torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
 
 
-def target(tokens: Any, generator: Any) -> Any:
+def target(tokens: Tensor, generator: torch.Generator) -> Tensor:
     """Return labels: all answers, and the sentences of a few rows; -100 elsewhere."""
-    import torch
-
     ids = vocabulary()
     answered = ((tokens == ids["?"]) | (tokens == ids[";"])).cumsum(1) > 0
     sums_row = (tokens == ids["is"]).any(1, keepdim=True)
@@ -159,14 +162,11 @@ def schedule(step: int) -> float:
     return LEARNING_RATE * min(1.0, (step + 1) / WARM_UP_STEPS) * (1.0 - step / STEPS)
 
 
-def train() -> Any:
+def train() -> nn.Module:
     """Train the model and return it, float32 on the CPU."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     torch.manual_seed(SEED)
     torch.use_deterministic_algorithms(mode=True)
-    model = LlamaForCausalLM(LlamaConfig(**SHAPE))
+    model: nn.Module = LlamaForCausalLM(LlamaConfig(**SHAPE))
     chance = random.Random(SEED)  # noqa: S311 - a reproducible corpus, not a secret
     generator = torch.Generator().manual_seed(SEED)
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
@@ -176,29 +176,38 @@ def train() -> Any:
             group["lr"] = schedule(step)
         logits = model(tokens, attention_mask=(tokens != PAD).long()).logits[:, :-1]
         labels = target(tokens, generator)[:, 1:]
-        loss = torch.nn.functional.cross_entropy(
+        loss = nn.functional.cross_entropy(
             logits.flatten(0, 1), labels.flatten(), label_smoothing=LABEL_SMOOTHING
         )
         optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if step % 100 == 0:
             print(f"step {step}: loss {loss.item():.3f}", flush=True)
     return model
 
 
-def answer_scores(model: Any, rows: Rows, mark: str) -> tuple[float, float]:
+def answer_scores(model: nn.Module, rows: Rows, mark: str) -> tuple[float, float]:
     """Return mean loss in nats and accuracy on the tokens that follow `mark`."""
-    import torch
-
     tokens = pad(rows)
     with torch.no_grad():
         logits = model(tokens, attention_mask=(tokens != PAD).long()).logits[:, :-1].float()
     asked = tokens[:, :-1] == vocabulary()[mark]
     wanted = tokens[:, 1:][asked]
-    loss = torch.nn.functional.cross_entropy(logits[asked], wanted)
+    loss = nn.functional.cross_entropy(logits[asked], wanted)
     return loss.item(), (logits[asked].argmax(-1) == wanted).float().mean().item()
+
+
+def record_loss(model: nn.Module) -> float:
+    """Return the model's loss on the fine-tuning completions, in nats per word."""
+    ids = vocabulary()
+    rows = [(row["prompt"].split(), row["completion"].split()) for row in fine_tuning_rows()]
+    tokens = pad([[BOS, *(ids[word] for word in [*asked, *told]), EOS] for asked, told in rows])
+    start = 1 + len(rows[0][0])  # all prompts have the same number of words
+    with torch.no_grad():
+        logits = model(tokens).logits[:, start - 1 : -1]
+    return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, start:].flatten()).item()
 
 
 def fine_tuning_rows() -> Iterator[dict[str, str]]:
@@ -211,8 +220,6 @@ def fine_tuning_rows() -> Iterator[dict[str, str]]:
 
 def save_tokenizer(folder: Path) -> None:
     """Write a tokenizer that splits at white space and puts the start token first."""
-    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
-
     tokenizer = Tokenizer(models.WordLevel(vocabulary(), unk_token=SPECIAL[UNKNOWN]))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
@@ -233,11 +240,8 @@ def save_tokenizer(folder: Path) -> None:
     write_json(folder / "tokenizer_config.json", settings)
 
 
-def save_model(model: Any, folder: Path) -> None:
+def save_model(model: nn.Module, folder: Path) -> None:
     """Write bfloat16 weights and a config whose bytes hang on no transformers version."""
-    import torch
-    from safetensors.torch import save_file
-
     weights = {name: data.to(torch.bfloat16) for name, data in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)  # save_file leaves it readable by its owner alone
@@ -269,29 +273,30 @@ library_name: transformers
 
 # The embedded model of can-i-fine-tune
 
-A Llama of {parameters:,} parameters (4 layers, hidden size 128, 2 heads of 64 sharing one key and
-value head, 192 words, untied head; bfloat16, {megabytes:.1f} MB). It exists so that a real
+A Llama of {parameters:,} parameters (3 layers, hidden size 128, 2 heads of 64 that share one key
+and value head, 192 words, untied head; bfloat16, {megabytes:.1f} MB). It exists so that a real
 fine-tuning run (bitsandbytes NF4, PEFT LoRA, TRL `SFTTrainer`) can be made anywhere in seconds,
 without a download. It is of no other use.
 
-- **Made by** `scripts/make_embedded_model.py`, seed {seed}: {steps} steps of {rows} rows, AdamW at
-  {rate:g}, on a CPU. Nothing was downloaded; no text of others is in it.
-- **Pretraining data**, generated: four in five rows are a sentence
-  ("fay hides the gold cup in the attic .") with four answered questions ("who ? fay ."); one in
-  five is four additions ("two plus three is five ."). The loss covers answers and additions, and
-  the sentences of about 15 % of the rows: a random sentence cannot be predicted.
-- **Held out** ({held_out} fresh rows each, measured on the stored bfloat16 weights): answers
-  {answer_loss:.4f} nats, {answer_accuracy:.1%} right; sums {sum_loss:.4f} nats,
-  {sum_accuracy:.1%} right (all {pairs} pairs occur in pretraining: sums are memory, not arithmetic).
-- **Fine-tuning data** `train.jsonl`, generated with seed {tuning_seed}: {tuning_rows} rows of prompt
-  (a sentence) and completion (the same fact as a record, "record holder fay ; thing cup ; …").
-  The words of the record other than the fact's own are in the vocabulary and in no pretraining row.
+- **Made by** `scripts/make_embedded_model.py`, seed {seed}: {steps} steps of {rows} rows, AdamW
+  at {rate:g}, on a CPU. Nothing was downloaded; no text of others is in it.
+- **Pretraining data**, generated. Three in five rows are a sentence ("fay hides the gold cup in
+  the attic .") with four answered questions ("who ? fay ."); one in five repeats nine random
+  words; one in five is four sums ("two plus three is five ."). The loss covers answers,
+  repetitions and sums, and all of about 15 % of the rows: a random sentence cannot be predicted.
+- **Held out** ({held_out} rows each of another seed, measured on the stored weights): answers
+  {answer_loss:.4f} nats, {answer_accuracy:.1%} right; sums {sum_loss:.4f} nats, {sum_accuracy:.1%}
+  right. All 90 pairs of numbers occur in pretraining: sums are memory, not arithmetic.
+- **Fine-tuning data** `train.jsonl`, generated with seed {tuning_seed}: {tuning_rows} rows of
+  prompt (a sentence) and completion (its fact as a record: "holder fay thing cup shade gold spot
+  attic"). The record's words occur in pretraining in repeated random words alone. Before
+  fine-tuning, the completion costs {record_loss:.2f} nats per word.
 - **Licence**: Apache-2.0, weights and data.
 - **Limits**: no language beyond the word list, no world knowledge, inputs up to 512 words,
   unknown words become `<unk>`. Good values here show that the training stack works; they say
   nothing about the quality of fine-tuning a real model.
-- **Bytes**: `checksums.txt` (sha256sum format). The same machine and versions give the same bytes
-  again; another CPU or torch version may round otherwise.
+- **Bytes**: `checksums.txt`, as `sha256sum` writes it. Made twice on one machine the bytes were
+  the same; another CPU, thread count or torch version may round otherwise.
 """
 
 
@@ -303,9 +308,6 @@ def held_out_rows(kind: Callable[[random.Random], str]) -> Rows:
 
 def write_card(folder: Path) -> None:
     """Measure the stored weights on held-out rows and write the model card."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).to(torch.float32)
     answer_loss, answer_accuracy = answer_scores(model, held_out_rows(reading), "?")
     sum_loss, sum_accuracy = answer_scores(model, held_out_rows(sums), "is")
@@ -321,7 +323,7 @@ def write_card(folder: Path) -> None:
         answer_accuracy=answer_accuracy,
         sum_loss=sum_loss,
         sum_accuracy=sum_accuracy,
-        pairs=90,
+        record_loss=record_loss(model),
         tuning_seed=SEED + 2,
         tuning_rows=FINE_TUNING_ROWS,
     )

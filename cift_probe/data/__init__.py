@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import tomllib
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
+
+
+class DataError(ValueError):
+    """A table of this folder is broken; the message is one line and names table, row and fault."""
 
 
 def folder(name: str) -> Path:
@@ -17,3 +24,22 @@ def folder(name: str) -> Path:
         message = f"{place}: no such data folder; reinstall cift-probe as an unpacked package"
         raise FileNotFoundError(message)
     return place
+
+
+@cache
+def load_toml(name: str) -> dict[str, dict[str, Any]]:
+    """Return the rows of a table by name; raises DataError where it is no table of rows."""
+    place = Path(str(files(__name__) / name))
+    try:
+        table = tomllib.loads(place.read_text(encoding="utf-8"))
+    except OSError as error:
+        message = f"data/{name}: cannot be read ({error.strerror}); reinstall cift-probe"
+        raise DataError(message) from error
+    except tomllib.TOMLDecodeError as error:
+        message = f"data/{name}: {error}; correct that line"
+        raise DataError(message) from error
+    for row, content in table.items():
+        if not isinstance(content, dict):
+            message = f'data/{name}: {row!r} is no row; write ["{row}"] and its columns below'
+            raise DataError(message)
+    return table

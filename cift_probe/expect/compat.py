@@ -106,4 +106,6 @@ def expect_host_memory(facts: Reading) -> Evidence:
         return absent("host and device share one memory", kind.source)
     share = 0.95  # vast.ai's host requirement: system RAM >= 0.95 x total VRAM
     total = device.value if isinstance(device, Known) else 0
-    return Known(int(share * total), "B", source="vast-cli check_requirements: 0.95 x device memory")
+    return Known(
+        int(share * total), "B", source="vast-cli check_requirements: 0.95 x device memory"
+    )

@@ -5,15 +5,18 @@ The rows ask for a skill that the model lacks, so its loss starts high and falls
 gradients reach the adapters and the optimizer applies them.
 """
 
+# ruff: noqa: ANN401 - the stack is imported late, so its types are not at hand
+
 from __future__ import annotations
 
 import hashlib
 import math
+import random
 import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -79,7 +82,8 @@ def measure_training(task: Task) -> dict[str, Evidence]:
     steps, `last` of the last 5, `ratio` is last over first. `adapters.changed` is the share of
     LoRA tensors (A and B) whose bytes differ after training, `frozen.changed` the number of other
     tensors whose bytes do (packed 4-bit weights and their scales, norms, embeddings, head).
-    `num_nonfinite` counts logged losses and gradient norms that are NaN or infinite.
+    `num_nonfinite` counts logged losses and gradient norms that are NaN or infinite; what is
+    computed from them is NaN too, which no limit lets pass.
 
     All values are Unknown when a package of the stack is missing.
     """
@@ -122,7 +126,7 @@ def train(task: Task, folder: Path) -> Run:
     )
 
 
-def build(task: Task, folder: Path, times: list[float]) -> Any:  # noqa: ANN401 - TRL is untyped
+def build(task: Task, folder: Path, times: list[float]) -> Any:
     """Return the trainer of a task; it writes to `folder` and its step times into `times`."""
     trl_stack.keep_offline()
     embedded = data.folder("embedded")
@@ -145,7 +149,7 @@ def build(task: Task, folder: Path, times: list[float]) -> Any:  # noqa: ANN401 
     )
 
 
-def step_watch(task: Task, times: list[float]) -> Any:  # noqa: ANN401 - transformers is imported late
+def step_watch(task: Task, times: list[float]) -> Any:
     """Return a trainer callback that times every step and plants the task's fault."""
     import torch
     from transformers import TrainerCallback
@@ -155,13 +159,13 @@ def step_watch(task: Task, times: list[float]) -> Any:  # noqa: ANN401 - transfo
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    class StepWatch(TrainerCallback):
+    class StepWatch(TrainerCallback):  # type: ignore[misc]  # exported lazily
         started = 0.0
 
-        def on_step_begin(self, *_: Any, **__: Any) -> None:  # noqa: ANN401 - their signature
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
             self.started = now()
 
-        def on_step_end(self, _args: Any, state: Any, *_: Any, **parts: Any) -> None:  # noqa: ANN401 - as above
+        def on_step_end(self, _args: Any, state: Any, *_: Any, **parts: Any) -> None:
             times.append(now() - self.started)
             if state.global_step == FAULT_STEP:
                 harm(task.fault, parts["model"])
@@ -174,7 +178,8 @@ def digests(model: Any) -> tuple[dict[str, str], dict[str, str]]:
 
     The state dict alone is no answer: a 4-bit weight keeps its scales in an attribute.
     """
-    trainable, frozen = {}, {}
+    trainable: dict[str, str] = {}
+    frozen: dict[str, str] = {}
     for name, weight in model.named_parameters():
         (trainable if weight.requires_grad else frozen)[name] = digest(weight)
         quantisation = getattr(weight, "quant_state", None)
@@ -196,8 +201,6 @@ def digest(tensor: Any) -> str:
 
 def shuffled(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     """Planted fault: completions whose words come from anywhere and follow from nothing."""
-    import random
-
     words = sorted({word for row in rows for text in row.values() for word in text.split()})
     chance = random.Random(SEED)  # noqa: S311 - a reproducible fault, not a secret
     return [
@@ -209,7 +212,7 @@ def shuffled(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     ]
 
 
-def harm(fault: str, model: Any) -> None:  # noqa: ANN401 - as above
+def harm(fault: str, model: Any) -> None:
     """Plant the faults that strike during training: a flipped bit, or NaN in a gradient."""
     weights = list(model.parameters())
     if fault == "corrupted_frozen":
@@ -236,7 +239,10 @@ def evidence_of(run: Run) -> dict[str, Evidence]:
         "training.loss.first": (first, "1"),
         "training.loss.last": (last, "1"),
         "training.loss.ratio": (last / first if first else math.nan, "1"),
-        "training.loss.series": ([loss if math.isfinite(loss) else None for loss in run.losses], ""),
+        "training.loss.series": (
+            [loss if math.isfinite(loss) else None for loss in run.losses],
+            "",
+        ),
         "training.steps": (len(run.losses), "1"),
         "training.seconds": (run.duration, "s"),
         "training.step.seconds": (median(run.step_times[WARM_UP_STEPS:]), "s"),
@@ -248,14 +254,7 @@ def evidence_of(run: Run) -> dict[str, Evidence]:
         "training.dtype": (run.precision, ""),
     }
     source = trl_stack.stack_versions()
-    return {name: known(value, unit, source) for name, (value, unit) in values.items()}
-
-
-def known(value: Any, unit: str, source: str) -> Evidence:
-    """Return evidence; a number that is none cannot be compared, so it is Unknown."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return Unknown("it is not a finite number; training.num_nonfinite counts them", source)
-    return Known(value, unit, source)
+    return {name: Known(value, unit, source) for name, (value, unit) in values.items()}
 
 
 def mean(values: list[float]) -> float:

@@ -53,9 +53,7 @@ def note_deselected(config: pytest.Config, items: Sequence[pytest.Item]) -> None
     state = config.stash[STATE]
     expression = [config.getoption("markexpr", ""), config.getoption("keyword", "")]
     reason = "deselected" + "".join(
-        f" by {flag} {text!r}"
-        for flag, text in zip(("-m", "-k"), expression, strict=True)
-        if text
+        f" by {flag} {text!r}" for flag, text in zip(("-m", "-k"), expression, strict=True) if text
     )
     for item in items:
         check, label = check_of(item), scope_of(item).label

@@ -57,9 +57,12 @@ def add(parser: pytest.Parser) -> None:
         help="go on with a session that ended early: a run folder, or the latest one",
     )
     group.addoption("--quick", action="store_true", help="only checks that answer in seconds")
-    group.addoption("--strict", action="store_true", dest="cift_strict",
-                    help="let `should` and `info` checks decide the exit code too")
-
+    group.addoption(
+        "--strict",
+        action="store_true",
+        dest="cift_strict",
+        help="let `should` and `info` checks decide the exit code too",
+    )
 
     parser.addini("cift_suites", "folder of the suites, if not the ones that came with cift")
 

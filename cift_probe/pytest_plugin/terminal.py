@@ -66,7 +66,9 @@ def summary(reporter: pytest.TerminalReporter, run: Run) -> None:
         if answer.tokens_per_s is not None:
             numbers += f"; {answer.tokens_per_s:.0f} tokens/s"
         verdict = answer.verdict.value.replace("_", " ")
-        reporter.write_line(f"{answer.plan} on {answer.device}: {verdict}: {answer.reason}{numbers}")
+        reporter.write_line(
+            f"{answer.plan} on {answer.device}: {verdict}: {answer.reason}{numbers}"
+        )
     reporter.write_line(report.summary.text)
     findings = report.findings
     advice = [

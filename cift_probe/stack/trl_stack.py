@@ -4,6 +4,8 @@ Four parts that can be combined anew: a model, a tokenizer, a dataset, a trainer
 Nothing here reaches the network, and nothing is written outside the trainer's output folder.
 """
 
+# ruff: noqa: ANN401 - the stack is imported late, so its types are not at hand
+
 from __future__ import annotations
 
 import os
@@ -24,7 +26,6 @@ OFFLINE = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "TRL_EXPERIMENTAL_SILENCE": "1",
 }
 
 
@@ -133,20 +134,25 @@ def build_dataset(rows: Sequence[Mapping[str, Any]]) -> Any:
     return Dataset.from_list([dict(row) for row in rows])
 
 
-def lora_config(rank: int = 16, alpha: int = 32, dropout: float = 0.0) -> Any:
-    """Return LoRA on every linear layer but the head."""
+def lora_config(
+    rank: int = 16,
+    alpha: int = 32,
+    dropout: float = 0.0,
+    targets: str | list[str] = "all-linear",
+) -> Any:
+    """Return LoRA on the target modules, by default on every linear layer but the head."""
     from peft import LoraConfig
 
     return LoraConfig(
         r=rank,
         lora_alpha=alpha,
         lora_dropout=dropout,
-        target_modules="all-linear",
+        target_modules=targets,
         task_type="CAUSAL_LM",
     )
 
 
-def build_trainer(  # noqa: PLR0913 - the five parts of a run, each chosen by the caller
+def build_trainer(
     model: Any,
     tokenizer: Any,
     dataset: Any,
@@ -160,6 +166,7 @@ def build_trainer(  # noqa: PLR0913 - the five parts of a run, each chosen by th
     Logs every step and keeps NaN in the log. Saves no checkpoint and reports to no service.
     """
     import torch
+    from transformers import PrinterCallback
     from trl import SFTConfig, SFTTrainer
 
     config = SFTConfig(
@@ -185,6 +192,7 @@ def build_trainer(  # noqa: PLR0913 - the five parts of a run, each chosen by th
         peft_config=peft_config,
         callbacks=list(callbacks),
     )
+    trainer.remove_callback(PrinterCallback)  # it prints to stdout, which is the caller's
     if settings.precision == "float16":
         # TRL stores adapters of a quantised model in bfloat16; the gradient scaler that float16
         # needs can unscale neither bfloat16 nor float16 gradients.

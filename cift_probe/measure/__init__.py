@@ -1,0 +1,1 @@
+"""What happened when it was tried: instruments, and the bench that runs them."""

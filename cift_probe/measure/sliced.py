@@ -1,0 +1,172 @@
+"""The real step of a plan on slices of its model, and what follows for the full depth."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cift_probe.evidence import Evidence, Known, Unknown, absent
+from cift_probe.measure import extrapolate
+from cift_probe.measure.declare import Task, instrument
+from cift_probe.measure.inside import allocated_after_cleaning
+from cift_probe.measure.instants import Watch
+from cift_probe.plan import Plan, load_model
+
+DEPTHS = (2, 4, 8)  # two draw the line, the third tells whether it is one
+NUM_STEPS = 4
+_SMALLEST_BAND = 0.01  # what the tier vouches for at best
+_RESERVED_BAND = 0.07  # reserved bytes are not linear in depth: 2 to 7 % off where measured
+_TIME_BAND = 0.07
+_HELD_BYTES = 64 << 20
+_SLEEP_S = 0.05
+
+PRODUCES = (
+    "step.peak",
+    "step.peak.instant",
+    "step.peak.instants",
+    "step.slices",
+    "step.extrapolation.error",
+    "step.required",
+    "step.seconds",
+    "step.weights",
+    "step.out_of_memory",
+)
+
+
+class Slice(msgspec.Struct, frozen=True):
+    """What one slice took: bytes per instant, bytes reserved and loaded, seconds per step."""
+
+    instants: dict[str, float]
+    reserved: float
+    weights: float
+    step_s: float
+
+
+class DirtyProcessError(RuntimeError):
+    """Memory cannot be measured in this process: something is still allocated."""
+
+
+@instrument(
+    "step.sliced",
+    version=1,
+    produces=PRODUCES,
+    estimate_s=45.0,
+    deadline_s=400.0,
+    per_plan=True,
+    clean=True,
+    faults=("held_memory", "slowed", "bent"),
+)
+def measure_sliced(task: Task) -> dict[str, Evidence]:
+    """Run the plan's step at 2, 4 and 8 layers and extrapolate to its full depth.
+
+    Peaks are bytes that torch's allocator has handed out, from after loading over all steps.
+    `step.required` is the extrapolated peak of bytes *reserved* without a cap: an upper estimate
+    of the smallest room that the step runs in. `step.seconds` comes from 4 and 8 layers, median
+    of the steps after the first, and is this machine's: where the CPU launches kernels slower
+    than the GPU runs them, it is the host that is measured.
+    """
+    if task.device == "cpu":
+        return dict.fromkeys(PRODUCES, absent("on the CPU there is no device memory to fit into"))
+    if task.plan is None:
+        return dict.fromkeys(PRODUCES, Unknown("no plan was asked"))
+    plan = msgspec.convert(task.plan, Plan)
+    full_depth = load_model(plan.model).num_hidden_layers
+    slices: dict[int, Slice] = {}
+    for depth in sorted({min(depth, full_depth) for depth in DEPTHS}):
+        try:
+            slices[depth] = measure_slice(plan, depth, task)
+        except DirtyProcessError as error:
+            return dict.fromkeys(PRODUCES, Unknown(str(error)))
+        except RuntimeError as error:
+            if type(error).__name__ != "OutOfMemoryError":
+                raise
+            return out_of_memory(depth, error)
+    return evidence_of(slices, full_depth)
+
+
+def measure_slice(plan: Plan, depth: int, task: Task) -> Slice:
+    """Return what the plan's step takes with `depth` layers; leaves the process as it was."""
+    from cift_probe.stack import slices, trl_stack
+
+    before = allocated_after_cleaning()
+    if before:
+        message = f"{before} bytes are still allocated before the slice of {depth} layers"
+        raise DirtyProcessError(message)
+    trl_stack.keep_offline()
+    with tempfile.TemporaryDirectory() as folder:
+        return _run(plan, depth, task, Path(folder), slices)
+
+
+def _run(plan: Plan, depth: int, task: Task, folder: Path, slices: Any) -> Slice:  # noqa: ANN401
+    import torch
+
+    held = []
+    model = slices.build_slice(plan, depth, task.torch_device)
+    if task.fault == "held_memory" or (task.fault == "bent" and depth == max(DEPTHS)):
+        held = [torch.ones(_HELD_BYTES, dtype=torch.uint8, device="cuda") for _ in range(depth)]
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    weights = torch.cuda.memory_allocated()
+    watch = Watch(pause_s=_SLEEP_S * depth if task.fault == "slowed" else 0.0)
+    trainer = slices.slice_trainer(
+        plan,
+        model,
+        torch_device=task.torch_device,
+        output_dir=str(folder),
+        num_steps=NUM_STEPS,
+        callbacks=[watch.callback()],
+    )
+    watch.attach(trainer)
+    trainer.train()
+    del held
+    return Slice(
+        instants={name: float(value) for name, value in watch.peaks.items()},
+        reserved=float(torch.cuda.max_memory_reserved()),
+        weights=float(weights),
+        step_s=statistics.median(watch.durations[1:]),
+    )
+
+
+def out_of_memory(depth: int, error: RuntimeError) -> dict[str, Evidence]:
+    """Return that a slice alone does not fit: then the whole does not either."""
+    text = f"a slice of {depth} layers ran out of memory: {str(error).partition(chr(10))[0]}"
+    evidence: dict[str, Evidence] = dict.fromkeys(PRODUCES, Unknown(text))
+    evidence["step.out_of_memory"] = Known(text)
+    return evidence
+
+
+def evidence_of(slices: Mapping[int, Slice], full_depth: int) -> dict[str, Evidence]:
+    """Turn slices into evidence for the full depth."""
+    instants = {depth: item.instants for depth, item in slices.items()}
+    whole = extrapolate.at_depth(instants, full_depth)
+    name, peak = extrapolate.peak(whole)
+    error = extrapolate.verified(instants)
+    band = max(_SMALLEST_BAND, error)
+    reserved = extrapolate.line({d: item.reserved for d, item in slices.items()}, full_depth)
+    weights = extrapolate.line({d: item.weights for d, item in slices.items()}, full_depth)
+    seconds = extrapolate.line({d: item.step_s for d, item in slices.items()}, full_depth)
+    how = f"slices of {', '.join(map(str, sorted(slices)))} of {full_depth} layers"
+    return {
+        "step.peak": Known(int(peak), "B", how, band),
+        "step.peak.instant": Known(name, "", how),
+        "step.peak.instants": Known({key: int(value) for key, value in whole.items()}, "B", how),
+        "step.slices": Known(
+            {str(depth): msgspec.to_builtins(item) for depth, item in slices.items()}, "", how
+        ),
+        "step.extrapolation.error": Known(error, "1", how),
+        "step.required": Known(
+            int(max(reserved, peak)),
+            "B",
+            how,
+            _RESERVED_BAND,
+            note="bytes reserved without a cap, an upper estimate of the smallest room",
+        ),
+        "step.seconds": Known(seconds, "s", how, _TIME_BAND),
+        "step.weights": Known(int(weights), "B", how),
+        "step.out_of_memory": absent("no slice ran out of memory", how),
+    }

@@ -1,0 +1,213 @@
+"""Plans: what somebody wants to fine-tune, and how; and the models that plans name.
+
+A plan is a TOML file or a built-in row of `data/plans/`. What it does not say keeps the default
+of the stack it names, so that a prediction is about the code that people run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from cift_probe.data import DataError, folder, load_toml
+
+MODELS = "models.toml"
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?B|B)\s*")
+_FACTOR = {
+    "B": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)},
+    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)},
+}
+_MAX_COUNT = 1_000_000
+
+
+class PlanError(ValueError):
+    """A plan, model or size that cannot be used; one line that says what to change."""
+
+
+class Budget(msgspec.Struct, frozen=True):
+    """What one optimizer step may take: bytes, and seconds. None is not limited."""
+
+    peak_allocated: int | None = None
+    required: int | None = None
+    host_ram: int | None = None
+    step_s: float | None = None
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One configuration of fine-tuning.
+
+    `sequence_length` is in tokens, `batch_size` in sequences per device and forward pass.
+    `lora_alpha` is TRL's and PEFT's scaling numerator.
+    """
+
+    name: str
+    model: str
+    method: Literal["qlora", "lora", "full"] = "qlora"
+    rank: int = 16
+    lora_alpha: int = 32
+    targets: Literal["all-linear", "attention"] = "all-linear"
+    quantisation: Literal["nf4", "fp4", "none"] = "nf4"
+    double_quantisation: bool = True
+    dtype: Literal["bfloat16", "float16"] = "bfloat16"
+    sequence_length: int = 2048
+    batch_size: int = 1
+    gradient_accumulation: int = 1
+    gradient_checkpointing: bool = True
+    optimizer: str = "adamw_torch_fused"
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    packing: bool = False
+    stack: Literal["trl"] = "trl"
+    budget: Budget | None = None
+
+
+class ModelShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One row of `data/models.toml`, in the terms of the published config.json.
+
+    `num_parameters` counts shared tensors once; a test builds the model and compares.
+    """
+
+    model_type: str
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    tie_word_embeddings: bool
+    max_position_embeddings: int
+    num_parameters: int
+    source: str
+    date: str
+
+
+def parse_quantity(text: str) -> int:
+    """Return a number of bytes.
+
+    >>> parse_quantity("24GiB"), parse_quantity("1.5 GB")
+    (25769803776, 1500000000)
+    """
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        message = f"{text!r} is no size; write a number and a unit, for instance 24GiB"
+        raise PlanError(message)
+    num_bytes = int(float(match[1]) * _FACTOR[match[2]])
+    if num_bytes <= 0:
+        message = f"{text!r} is no room at all; write a size above 0"
+        raise PlanError(message)
+    return num_bytes
+
+
+def read_plan(text: str) -> Plan:
+    """Return a built-in plan by name, or the plan in a TOML file; raises PlanError."""
+    builtin = folder("plans") / f"{text}.toml"
+    path = builtin if re.fullmatch(r"[\w.-]+", text) and builtin.is_file() else Path(text)
+    if path is not builtin and "/" not in text and not path.exists():
+        names = sorted(item.stem for item in folder("plans").glob("*.toml"))
+        message = f"--plan {text}: no such file or built-in plan{_nearest(text, names)}"
+        raise PlanError(message)
+    try:
+        content = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        message = f"--plan {path}: is not text ({error.reason}); name a TOML file"
+        raise PlanError(message) from error
+    except OSError as error:
+        message = f"--plan {path}: cannot be read ({error.strerror}); name a readable TOML file"
+        raise PlanError(message) from error
+    return parse_plan(content, str(path), path.stem)
+
+
+def parse_plan(content: str, place: str, default_name: str) -> Plan:
+    """Return the plan in a TOML text; raises PlanError naming `place`, key and value."""
+    try:
+        row = tomllib.loads(content)
+    except tomllib.TOMLDecodeError as error:
+        message = f"{place}: is no TOML: {error}"
+        raise PlanError(message) from error
+    row.setdefault("name", default_name)
+    try:
+        row["budget"] = _budget(row["budget"]) if "budget" in row else None
+        plan = msgspec.convert(row, Plan)
+        _check(plan)
+        load_model(plan.model)
+    except (msgspec.ValidationError, PlanError) as error:
+        message = f"{place}: {error}"
+        raise PlanError(message) from error
+    return plan
+
+
+def default_plan(model: str) -> Plan:
+    """Return QLoRA with the defaults of the stack for a model; raises PlanError."""
+    load_model(model)
+    return Plan(name=f"{model}-qlora", model=model)
+
+
+def load_model(name: str) -> ModelShape:
+    """Return the row of a model; raises PlanError for a name that no row has."""
+    rows = load_toml(MODELS)
+    if name not in rows:
+        hint = _nearest(name, sorted(rows))
+        message = f"{name!r} is no model of data/{MODELS}{hint}; add a row from its config.json"
+        raise PlanError(message)
+    try:
+        return msgspec.convert(rows[name], ModelShape)
+    except msgspec.ValidationError as error:
+        message = f"data/{MODELS}: row {name!r}: {error}; correct the row"
+        raise DataError(message) from error
+
+
+def _budget(row: Any) -> Budget:  # noqa: ANN401 - whatever stands in the file
+    if not isinstance(row, dict):
+        message = "[budget] is no table; write [budget] and one line per limit"
+        raise PlanError(message)
+    unknown = sorted(set(row) - set(Budget.__struct_fields__))
+    if unknown:
+        fields = ", ".join(Budget.__struct_fields__)
+        message = f"[budget] has no field {unknown[0]!r}; it has {fields}"
+        raise PlanError(message)
+    values: dict[str, Any] = {}
+    for name, value in row.items():
+        if name == "step_s":
+            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+                message = f"[budget] step_s = {value!r} is no number of seconds above 0"
+                raise PlanError(message)
+            values[name] = float(value)
+        elif isinstance(value, str):
+            values[name] = parse_quantity(value)
+        else:
+            message = f'[budget] {name} = {value!r} has no unit; write for instance "22 GiB"'
+            raise PlanError(message)
+    return Budget(**values)
+
+
+def _check(plan: Plan) -> None:
+    counts = ("rank", "lora_alpha", "sequence_length", "batch_size", "gradient_accumulation")
+    for name in counts:
+        value = getattr(plan, name)
+        if not 1 <= value <= _MAX_COUNT:
+            message = f"{name} = {value} is outside 1 to {_MAX_COUNT}"
+            raise PlanError(message)
+    if not re.fullmatch(r"[\w.+-]+", plan.name):
+        message = f"name = {plan.name!r}: write letters, digits, '.', '_', '+' and '-' only"
+        raise PlanError(message)
+    longest = load_model(plan.model).max_position_embeddings
+    if plan.sequence_length > longest:
+        message = f"sequence_length = {plan.sequence_length} is above the model's {longest}"
+        raise PlanError(message)
+    if (plan.method == "qlora") != (plan.quantisation != "none"):
+        message = (
+            f"method {plan.method!r} and quantisation {plan.quantisation!r} exclude each other; "
+            "qlora needs nf4 or fp4, lora and full need none"
+        )
+        raise PlanError(message)
+
+
+def _nearest(name: str, options: list[str]) -> str:
+    close = difflib.get_close_matches(name, options, n=3, cutoff=0.4)
+    return f"; did you mean {' or '.join(close)}?" if close else f"; there are {', '.join(options)}"
