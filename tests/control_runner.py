@@ -9,7 +9,6 @@ unless the file states it.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,14 +59,20 @@ def read_control(path: Path) -> Control:
 
 def run_control(catalogue: Catalogue, check_id: str, control: Control) -> None:
     """Hold a check against its control; raises ControlError where the two disagree."""
-    findings = [(case, _finding(catalogue, check_id, control, case)) for case in control.case]
     passing = judge(catalogue, check_id, control.machine)
     _expect(check_id, "the passing machine", passing, Outcome.PASS)
-    for case, finding in findings:
+    _all_read(check_id, control, passing)
+    on_the_limit = _is_on_the_limit(passing)
+    for case in control.case:
+        finding = judge(catalogue, check_id, {**control.machine, **case.set})
         _expect(check_id, case.name, finding, case.outcome)
         _single_change(check_id, control, case)
         _found_side(check_id, case, finding)
-    _complete(check_id, control, [*findings, (None, passing)])
+        on_the_limit = on_the_limit or case.boundary
+        if case.boundary and case.outcome is Outcome.PASS and not _is_on_the_limit(finding):
+            message = f"{check_id}: {case.name}: is called a boundary, and lies beside the limit"
+            raise ControlError(message)
+    _complete(check_id, control, on_the_limit=on_the_limit)
 
 
 def judge(catalogue: Catalogue, check_id: str, machine: dict[str, dict[str, Any]]) -> Finding:
@@ -81,12 +86,7 @@ def judge(catalogue: Catalogue, check_id: str, machine: dict[str, dict[str, Any]
     for name, row in machine.items():
         witness, _, key = name.partition(":")
         ledgers[witness].enter(key, evidence(row))
-    finding = Court(catalogue, ledgers).judge(catalogue[check_id], Scope())
-    unread = sorted(set(machine) - set(finding.evidence) - set(_asked_by_rules(ledgers)))
-    if unread:
-        message = f"{check_id}: nothing reads {', '.join(unread)}; remove it from the control"
-        raise ControlError(message)
-    return finding
+    return Court(catalogue, ledgers).judge(catalogue[check_id], Scope())
 
 
 def evidence(row: dict[str, Any]) -> Evidence:
@@ -98,13 +98,13 @@ def evidence(row: dict[str, Any]) -> Evidence:
     return Known(row["value"], row.get("unit", ""), "control", row.get("band", 0.0))
 
 
-def _asked_by_rules(ledgers: dict[str, Ledger]) -> Iterator[str]:
-    # what a rule of expect reads is no evidence of the check itself, but it belongs to its machine
-    return (f"facts:{key}" for key in ledgers["facts"])
-
-
-def _finding(catalogue: Catalogue, check_id: str, control: Control, case: Case) -> Finding:
-    return judge(catalogue, check_id, {**control.machine, **case.set})
+def _all_read(check_id: str, control: Control, passing: Finding) -> None:
+    # facts may be read by a rule of expect instead of by the check itself
+    stated = {key for key in control.machine if not key.startswith("facts:")}
+    unread = sorted(stated - set(passing.evidence))
+    if unread:
+        message = f"{check_id}: nothing reads {', '.join(unread)}; remove it from the control"
+        raise ControlError(message)
 
 
 def _expect(check_id: str, name: str, finding: Finding, outcome: Outcome) -> None:
@@ -132,23 +132,24 @@ def _found_side(check_id: str, case: Case, finding: Finding) -> None:
         raise ControlError(message)
 
 
-def _complete(check_id: str, control: Control, findings: list[tuple[Case | None, Finding]]) -> None:
+def _complete(check_id: str, control: Control, *, on_the_limit: bool) -> None:
     outcomes = {case.outcome for case in control.case}
     for needed in (Outcome.FAIL, Outcome.UNKNOWN):
         if needed not in outcomes:
             message = f"{check_id}: has no case that comes to {needed}"
             raise ControlError(message)
-    boundaries = [finding for case, finding in findings if case is not None and case.boundary]
-    if not boundaries:
+    if not on_the_limit:
         message = f"{check_id}: has no case on the boundary"
         raise ControlError(message)
-    for finding in boundaries:
-        if finding.relation in ORDERED and finding.outcome is Outcome.PASS:
-            _on_the_limit(check_id, finding)
 
 
-def _on_the_limit(check_id: str, finding: Finding) -> None:
-    found, limit = finding.found, finding.limit
-    if not isinstance(found, Known) or not isinstance(limit, Known) or found.value != limit.value:
-        message = f"{check_id}: the boundary case is at {found}, the limit at {limit}"
-        raise ControlError(message)
+def _is_on_the_limit(finding: Finding) -> bool:
+    """Tell whether a part of the comparison sits on its limit; unordered ones have none."""
+    parts = finding.parts or (finding,)
+    ordered = [part for part in parts if part.relation in ORDERED]
+    return not ordered or any(
+        isinstance(part.found, Known)
+        and isinstance(part.limit, Known)
+        and part.found.value == part.limit.value
+        for part in ordered
+    )

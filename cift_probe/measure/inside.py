@@ -45,6 +45,9 @@ def allocated_after_cleaning() -> int | None:
     torch = sys.modules.get("torch")
     if torch is None:
         return None
+    quantisation = sys.modules.get("bitsandbytes.functional")
+    if quantisation is not None:
+        quantisation.name2qmap.clear()  # 1 KiB that it keeps for good and makes again when needed
     gc.collect()
     if not torch.cuda.is_initialized():
         return 0

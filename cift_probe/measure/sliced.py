@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 from collections.abc import Mapping
@@ -18,7 +19,8 @@ from cift_probe.measure.instants import Watch
 from cift_probe.plan import Plan, load_model
 
 DEPTHS = (2, 4, 8)  # two draw the line, the third tells whether it is one
-NUM_STEPS = 4
+NUM_STEPS = 10
+_WARM_UP_STEPS = 2  # kernels are chosen and Adam's state is allocated in these
 _SMALLEST_BAND = 0.01  # what the tier vouches for at best
 _RESERVED_BAND = 0.07  # reserved bytes are not linear in depth: 2 to 7 % off where measured
 _TIME_BAND = 0.07
@@ -39,12 +41,21 @@ PRODUCES = (
 
 
 class Slice(msgspec.Struct, frozen=True):
-    """What one slice took: bytes per instant, bytes reserved and loaded, seconds per step."""
+    """What one slice took: bytes per instant, bytes reserved and loaded, seconds per step.
+
+    `step_s` is the median, `spread_s` the median absolute deviation from it.
+    """
 
     instants: dict[str, float]
     reserved: float
     weights: float
     step_s: float
+    spread_s: float
+
+    @property
+    def overhead(self) -> float:
+        """Bytes reserved beyond the peak: what the allocator holds and does not hand out."""
+        return self.reserved - max(self.instants.values())
 
 
 class DirtyProcessError(RuntimeError):
@@ -65,10 +76,11 @@ def measure_sliced(task: Task) -> dict[str, Evidence]:
     """Run the plan's step at 2, 4 and 8 layers and extrapolate to its full depth.
 
     Peaks are bytes that torch's allocator has handed out, from after loading over all steps.
-    `step.required` is the extrapolated peak of bytes *reserved* without a cap: an upper estimate
-    of the smallest room that the step runs in. `step.seconds` comes from 4 and 8 layers, median
-    of the steps after the first, and is this machine's: where the CPU launches kernels slower
-    than the GPU runs them, it is the host that is measured.
+    `step.required` is an upper estimate of the smallest room that the step runs in: bytes
+    *reserved* without a cap, on the line through 4 and 8 layers or the peak plus the largest
+    overhead of a slice, whichever is more. `step.seconds` comes from the medians at 4 and 8
+    layers and is this machine's: where the CPU launches kernels slower than the GPU runs them,
+    it is the host that is measured. Its band carries the spread of the steps to full depth.
     """
     if task.device == "cpu":
         return dict.fromkeys(PRODUCES, absent("on the CPU there is no device memory to fit into"))
@@ -124,11 +136,14 @@ def _run(plan: Plan, depth: int, task: Task, folder: Path, slices: Any) -> Slice
     watch.attach(trainer)
     trainer.train()
     del held
+    durations = watch.durations[_WARM_UP_STEPS:]
+    median = statistics.median(durations)
     return Slice(
         instants={name: float(value) for name, value in watch.peaks.items()},
         reserved=float(torch.cuda.max_memory_reserved()),
         weights=float(weights),
-        step_s=statistics.median(watch.durations[1:]),
+        step_s=median,
+        spread_s=statistics.median(abs(item - median) for item in durations),
     )
 
 
@@ -148,8 +163,9 @@ def evidence_of(slices: Mapping[int, Slice], full_depth: int) -> dict[str, Evide
     error = extrapolate.verified(instants)
     band = max(_SMALLEST_BAND, error)
     reserved = extrapolate.line({d: item.reserved for d, item in slices.items()}, full_depth)
+    overhead = max(item.overhead for item in slices.values())
     weights = extrapolate.line({d: item.weights for d, item in slices.items()}, full_depth)
-    seconds = extrapolate.line({d: item.step_s for d, item in slices.items()}, full_depth)
+    seconds, time_band = step_time(slices, full_depth)
     how = f"slices of {', '.join(map(str, sorted(slices)))} of {full_depth} layers"
     return {
         "step.peak": Known(int(peak), "B", how, band),
@@ -160,13 +176,26 @@ def evidence_of(slices: Mapping[int, Slice], full_depth: int) -> dict[str, Evide
         ),
         "step.extrapolation.error": Known(error, "1", how),
         "step.required": Known(
-            int(max(reserved, peak)),
+            int(max(reserved, peak + overhead)),
             "B",
             how,
             _RESERVED_BAND,
             note="bytes reserved without a cap, an upper estimate of the smallest room",
         ),
-        "step.seconds": Known(seconds, "s", how, _TIME_BAND),
+        "step.seconds": Known(seconds, "s", how, time_band),
         "step.weights": Known(int(weights), "B", how),
         "step.out_of_memory": absent("no slice ran out of memory", how),
     }
+
+
+def step_time(slices: Mapping[int, Slice], full_depth: int) -> tuple[float, float]:
+    """Return seconds per step at full depth and their relative band.
+
+    The two deepest slices draw the line; their spreads reach the full depth through the same
+    weights as their medians, and are taken as independent.
+    """
+    seconds = extrapolate.line({d: item.step_s for d, item in slices.items()}, full_depth)
+    lower, upper = sorted(slices)[-2:]
+    reach = (full_depth - upper) / (upper - lower)
+    spread = math.hypot((1 + reach) * slices[upper].spread_s, reach * slices[lower].spread_s)
+    return seconds, max(_TIME_BAND, spread / seconds if seconds > 0 else math.inf)

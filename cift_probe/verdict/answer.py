@@ -61,6 +61,12 @@ def answer_plan(
     `num_tokens` is the number of tokens of one optimizer step. Without a measured requirement
     and usable memory the answer is UNDECIDED, with the reason.
     """
+    overflow = _seen(measured, "step.out_of_memory", scope)
+    if isinstance(overflow, Known) and not overflow.absent:
+        reason = str(overflow.value)
+        return Answer(
+            plan, scope.device, Verdict.DOES_NOT_FIT, reason, "sliced", demanded, limits=_LIMITS
+        )
     required = _seen(measured, "step.required", scope)
     usable = _seen(measured, "device.usable.bytes", scope)
     for side in (required, usable):

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Collection
 from typing import Any
 
+import msgspec
 from packaging.version import InvalidVersion, Version
 
 from cift_probe.evidence import Evidence, Known, UnitMismatchError, Unknown
@@ -58,8 +59,7 @@ def overlaps(found: Evidence, accepted: Evidence) -> Finding:
 
     finding = _settle("overlapping", found, accepted, test)
     if shared:
-        note = f"served by {shared[0]}"
-        return _because(finding, note)
+        return msgspec.structs.replace(finding, reason=f"{finding.reason}; served by {shared[0]}")
     return finding
 
 
@@ -104,8 +104,8 @@ def all_of(*findings: Finding) -> Finding:
         chosen = [finding for finding in findings if finding.outcome is outcome]
         if chosen:
             reasons = "; ".join(finding.reason for finding in chosen if finding.reason)
-            return _because(chosen[0], reasons, replace=True)
-    return findings[0]
+            return msgspec.structs.replace(chosen[0], reason=reasons, parts=findings)
+    return msgspec.structs.replace(findings[0], parts=findings)
 
 
 def unless_absent(presence: Evidence, instead: Evidence, judge: Callable[[], Finding]) -> Finding:
@@ -153,11 +153,6 @@ def _sentence(relation: str, found: Evidence, limit: Evidence | None, *, holds: 
     text += f" {evidence_text(limit)}" if limit is not None else ""
     notes = [side.note for side in (found, limit) if isinstance(side, Known) and side.note]
     return f"{text} ({'; '.join(notes)})" if notes else text
-
-
-def _because(finding: Finding, reason: str, *, replace: bool = False) -> Finding:
-    text = reason if replace else f"{finding.reason}; {reason}"
-    return Finding(finding.outcome, finding.relation, finding.found, finding.limit, text)
 
 
 def _value(evidence: Evidence) -> object:

@@ -48,8 +48,8 @@ class Executed(StrEnum):
 class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     """One comparison: outcome, both sides, the relation between them, and the reason.
 
-    A comparator fills the first five fields; the court adds who asked, in which scope, and
-    which evidence was read (`witness:key`).
+    A comparator fills the first six fields (`parts` when it joins others); the court adds who
+    asked, in which scope, and which evidence was read (`witness:key`).
     """
 
     outcome: Outcome
@@ -57,6 +57,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True):
     found: Evidence | None = None
     limit: Evidence | None = None
     reason: str = ""
+    parts: tuple[Finding, ...] = ()
     check: str = ""
     case: str = ""
     requirement: str = ""

@@ -1,6 +1,6 @@
 """What a training step needs, and whether that is known well enough."""
 
-from cift_probe.verdict import Finding, Reading, at_most, check
+from cift_probe.verdict import Finding, Reading, at_least, at_most, check
 
 
 @check(
@@ -30,3 +30,14 @@ def test_step_stays_within_its_budget(measured: Reading, expected: Reading) -> F
     Fix: compare package versions with the last report that passed, or raise the budget.
     """
     return at_most(measured["step.peak"], expected["plan.budget.peak_allocated"])
+
+
+@check("MEM003", after=("ENV007",), device="gpu", domain="configuration")
+def test_free_memory_can_be_allocated(measured: Reading, expected: Reading) -> Finding:
+    """Most of the memory that the driver calls free is handed out when asked for.
+
+    Why: a cap, a software slice or another process can stand between free and usable memory.
+
+    Fix: look for other processes, a vGPU profile, or an allocator setting in the environment.
+    """
+    return at_least(measured["device.allocatable.bytes"], expected["device.allocatable.min"])

@@ -1,0 +1,164 @@
+"""Attention back ends: which one runs a training step, and whether each that runs is right."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from cift_probe.evidence import Evidence, Known, Unknown
+from cift_probe.measure import compare_tensors
+from cift_probe.measure.declare import Task, instrument
+
+_BACK_ENDS = (
+    ("flash", "FLASH_ATTENTION"),
+    ("efficient", "EFFICIENT_ATTENTION"),
+    ("cudnn", "CUDNN_ATTENTION"),
+    ("math", "MATH"),
+)
+# names of operators in a profile, most special first: every call also shows the plain name
+_OPERATORS = (
+    ("cudnn", "_scaled_dot_product_cudnn_attention"),
+    ("efficient", "_scaled_dot_product_efficient_attention"),
+    ("flash", "_scaled_dot_product_flash_attention"),
+    ("math", "_scaled_dot_product_attention_math"),
+)
+_HEAD_SIZES = (64, 128)
+_HEADS, _KV_HEADS = 8, 2
+_LENGTH_GPU, _LENGTH_CPU = 512, 96
+
+PRODUCES = (
+    "attention.kernel",
+    "attention.available",
+    "attention.error.forward",
+    "attention.error.backward",
+    "attention.errors",
+)
+
+
+@instrument(
+    "attention",
+    version=1,
+    produces=PRODUCES,
+    estimate_s=4.0,
+    deadline_s=180.0,
+    faults=("wrong_mask", "scaled_output"),
+)
+def measure_attention(task: Task) -> dict[str, Evidence]:
+    """Run causal attention with grouped queries, forward and backward, on every back end.
+
+    Errors are relative (Frobenius) against the plain formula in float32, the worst over head
+    sizes 64 and 128 and over the back ends that run; the backward one over the gradients of
+    queries, keys and values. `attention.kernel` is read from a profile of the default call.
+    """
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    dtype = _native_dtype(task.torch_device)
+    errors: dict[str, dict[str, float]] = {}
+    for name, member in _BACK_ENDS:
+        try:
+            with sdpa_kernel(getattr(SDPBackend, member)):
+                found = [_errors(size, dtype, task) for size in _HEAD_SIZES]
+        except (RuntimeError, AttributeError):
+            continue  # this back end does not serve the device; what is left is reported
+        errors[name] = {
+            "forward": max(forward for forward, _ in found),
+            "backward": max(backward for _, backward in found),
+        }
+    if task.device != "cpu":
+        torch.cuda.synchronize()
+    how = f"{dtype} causal, {_HEADS} query and {_KV_HEADS} key heads, head sizes {_HEAD_SIZES}"
+    if not errors:
+        return dict.fromkeys(PRODUCES, Unknown("no attention back end ran", how))
+    return {
+        "attention.kernel": _default_kernel(dtype, task),
+        "attention.available": Known(list(errors), "", how),
+        "attention.error.forward": Known(_worst(errors, "forward"), "1", how),
+        "attention.error.backward": Known(_worst(errors, "backward"), "1", how),
+        "attention.errors": Known(errors, "1", how),
+    }
+
+
+def _worst(errors: dict[str, dict[str, float]], way: str) -> float:
+    values = [item[way] for item in errors.values()]
+    return math.nan if any(map(math.isnan, values)) else max(values)
+
+
+def _native_dtype(torch_device: str) -> Any:  # noqa: ANN401 - torch.dtype
+    import torch
+
+    from cift_probe.stack.trl_stack import native_precision
+
+    return getattr(torch, native_precision(torch_device))
+
+
+def _inputs(head_size: int, dtype: Any, task: Task) -> list[Any]:  # noqa: ANN401 - torch.dtype
+    length = _LENGTH_CPU if task.device == "cpu" else _LENGTH_GPU
+    return [
+        compare_tensors.random_tensor(
+            (1, heads, length, head_size),
+            device=task.torch_device,
+            dtype=dtype,
+            seed=compare_tensors.SEED + number,
+        ).requires_grad_()
+        for number, heads in enumerate((_HEADS, _KV_HEADS, _KV_HEADS))
+    ]
+
+
+def _attend(inputs: list[Any]) -> Any:  # noqa: ANN401 - a tensor
+    import torch
+
+    queries, keys, values = inputs
+    repeats = _HEADS // _KV_HEADS  # expanded, since not every back end takes grouped queries
+    return torch.nn.functional.scaled_dot_product_attention(
+        queries,
+        keys.repeat_interleave(repeats, dim=1),
+        values.repeat_interleave(repeats, dim=1),
+        is_causal=True,
+    )
+
+
+def _reference(inputs: list[Any]) -> Any:  # noqa: ANN401 - a tensor
+    import torch
+
+    queries, keys, values = inputs
+    repeats = _HEADS // _KV_HEADS
+    keys, values = (item.repeat_interleave(repeats, dim=1) for item in (keys, values))
+    scores = queries @ keys.transpose(-2, -1) / math.sqrt(queries.shape[-1])
+    length = queries.shape[-2]
+    later = torch.ones(length, length, dtype=torch.bool, device=queries.device).triu(1)
+    return scores.masked_fill(later, -math.inf).softmax(-1) @ values
+
+
+def _errors(head_size: int, dtype: Any, task: Task) -> tuple[float, float]:  # noqa: ANN401
+    inputs = _inputs(head_size, dtype, task)
+    exact = [item.detach().float().requires_grad_() for item in inputs]
+    found, reference = _attend(inputs), _reference(exact)
+    if task.fault == "scaled_output":
+        found = found * 1.05
+    if task.fault == "wrong_mask":
+        found = found + 0.1 * inputs[2].repeat_interleave(_HEADS // _KV_HEADS, dim=1).roll(-1, 2)
+    flow = compare_tensors.random_tensor(
+        tuple(found.shape), device=task.torch_device, dtype=dtype, seed=compare_tensors.SEED + 9
+    )
+    found.backward(flow)
+    reference.backward(flow.float())
+    backward = [
+        compare_tensors.relative_error(mine.grad, theirs.grad)
+        for mine, theirs in zip(inputs, exact, strict=True)
+    ]
+    worst = math.nan if any(map(math.isnan, backward)) else max(backward)
+    return compare_tensors.relative_error(found, reference), worst
+
+
+def _default_kernel(dtype: Any, task: Task) -> Evidence:  # noqa: ANN401 - torch.dtype
+    from torch.profiler import ProfilerActivity, profile
+
+    inputs = _inputs(_HEAD_SIZES[-1], dtype, task)
+    with profile(activities=[ProfilerActivity.CPU]) as trace:
+        _attend(inputs).sum().backward()
+    seen = {event.key for event in trace.key_averages()}
+    for name, operator in _OPERATORS:
+        if any(operator in key for key in seen):
+            return Known(name, "", f"profile of the default call: {operator}")
+    return Unknown("the profile names no attention operator", "torch.profiler")
