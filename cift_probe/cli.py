@@ -77,7 +77,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _report(file: Path, redacted: bool) -> int:  # noqa: FBT001 - a command-line switch
-    from cift_probe.pipeline import open_report
+    from cift_probe.report.assemble import open_report
     from cift_probe.report.journal import JournalError
     from cift_probe.report.markdown import render
     from cift_probe.report.redact import redact

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from cift_probe import expect, facts
-from cift_probe.evidence import Evidence, Ledger, Scope, nothing
+from cift_probe.evidence import Evidence, Ledger, Scope
 from cift_probe.measure.bench import Bench, Listener
 from cift_probe.plan import Plan
+from cift_probe.report.assemble import Asked, assemble
+from cift_probe.report.schema import Report, Suite
 from cift_probe.verdict.answer import Answer, answer_plan
 from cift_probe.verdict.catalogue import Catalogue, load
 from cift_probe.verdict.court import Court
 
-Hear = Callable[[str, str, Evidence], None]
+IDENTITY = ("host.os", "driver.version", "storage.work.free", "package.torch")
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -26,6 +28,7 @@ class Settings(msgspec.Struct, frozen=True):
     plans: dict[str, Plan]
     demanded: frozenset[str] = frozenset()
     vram_cap: int | None = None
+    strict: bool = False
 
 
 class Machine(NamedTuple):
@@ -39,40 +42,48 @@ class Machine(NamedTuple):
     bench: Bench
 
 
-def gather(settings: Settings, listener: Listener, hear: Hear, *, live: bool = True) -> Machine:
+def gather(
+    settings: Settings, listener: Listener, hear: Callable[[str, str, Evidence], None]
+) -> Machine:
     """Bring witnesses and judge together; evidence is produced when a check first asks for it.
 
-    `hear(witness, key, evidence)` is told every new entry. With `live=False` nothing is
-    produced: the ledgers hold only what is entered (a resumed, replayed or distributed session).
+    `listener` is told which instrument runs, `hear(witness, key, evidence)` every new entry.
     """
-    catalogue = load(settings.suites)
-    devices = facts.read_devices()
-    plans: dict[str, dict[str, Any]] = {
-        k: msgspec.to_builtins(v) for k, v in settings.plans.items()
-    }
+    catalogue, devices = load(settings.suites), facts.read_devices()
+    plans = {name: msgspec.to_builtins(plan) for name, plan in settings.plans.items()}
     bench = Bench(facts.visible_uuid, plans, settings.vram_cap, listener)
     first = devices[0] if devices else "cpu"
 
-    def read_facts(name: str, scope: Scope) -> Any:  # noqa: ANN401 - a mapping of evidence
+    def read_facts(name: str, scope: Scope) -> Mapping[str, Evidence]:
         device = scope.device if scope.device in devices else first
         return facts.produce(name, scope, lambda *call: bench.call(device, *call))
 
-    told = Ledger("facts", read_facts if live else nothing, hear)
-    rules = Ledger(
-        "expected", lambda n, s: expect.produce(n, s, told, settings.plans) if live else {}, hear
-    )
-    tried = Ledger("measured", bench.produce if live else nothing, hear)
+    told = Ledger("facts", read_facts, hear)
+    rules = Ledger("expected", lambda n, s: expect.produce(n, s, told, settings.plans), hear)
+    tried = Ledger("measured", bench.produce, hear)
     witnesses = {"facts": told, "expected": rules, "measured": tried}
     return Machine(settings, catalogue, devices, witnesses, Court(catalogue, witnesses), bench)
 
 
 def answer(machine: Machine, plan: Plan) -> Answer:
-    """Answer one plan on the first device, from what the session has measured."""
+    """Answer one plan on the first device, from what the session has measured so far."""
     device = machine.devices[0] if machine.devices else "gpu0"
-    return answer_plan(
-        plan.name,
-        Scope(device, plan.name),
-        machine.witnesses["measured"],
-        demanded=plan.name in machine.settings.demanded,
-        num_tokens=plan.sequence_length * plan.batch_size * plan.gradient_accumulation,
-    )
+    demanded = plan.name in machine.settings.demanded
+    return answer_plan(plan, device, machine.witnesses["measured"], demanded=demanded)
+
+
+def conclude(machine: Machine, suite: Suite, not_run: dict[str, str]) -> Report:
+    """Return the report of a session: who was tested, evidence, findings and answers."""
+    for name in IDENTITY:
+        machine.witnesses["facts"].find(name, Scope())
+    for device in machine.devices:
+        machine.witnesses["facts"].find("device.name", Scope(device))
+    findings = list(machine.court.findings.values())
+    return assemble(suite, asked(machine), machine.witnesses, findings, not_run)
+
+
+def asked(machine: Machine) -> Asked:
+    """Return what the session was asked, as the journal and the report keep it."""
+    settings = machine.settings
+    demanded, plans = sorted(settings.demanded), list(settings.plans.values())
+    return Asked(plans, demanded, machine.devices, settings.strict)

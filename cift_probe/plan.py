@@ -65,6 +65,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     stack: Literal["trl"] = "trl"
     budget: Budget | None = None
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one optimizer step."""
+        return self.sequence_length * self.batch_size * self.gradient_accumulation
+
 
 class ModelShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One row of `data/models.toml`, in the terms of the published config.json.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from cift_probe.evidence import Evidence, Scope
 from cift_probe.facts import host, nvidia, packages, storage, torch_build
@@ -22,7 +22,7 @@ def visible_uuid(label: str) -> str | None:
     """Return the value of CUDA_VISIBLE_DEVICES that shows one GPU alone, or None without it."""
     with open_nvml() as nvml:
         uuids = read_visible(nvml)
-    place = int(label.removeprefix(DEVICE_PREFIX)) if label.startswith(DEVICE_PREFIX) else -1
+    place = _place(label)
     return uuids[place] if 0 <= place < len(uuids) else None
 
 
@@ -32,29 +32,39 @@ def produce(name: str, scope: Scope, call: Call) -> Mapping[str, Evidence]:
     `call` runs a function in a child process that sees the device of the scope: facts that need
     torch are read there.
     """
-    source, _, rest = name.partition(".")
-    if source == "host":
-        return host.read_host()
-    if source == "storage":
-        return storage.read_storage()
-    if source in ("package", "flash_attn"):
-        return packages.read_packages()
-    if source == "driver" or name == "device.count":
-        with open_nvml() as nvml:
-            return nvidia.read_driver(nvml)
-    if source == "device":
-        return _device(scope.device)
-    if source == "torch" and rest.startswith("device."):
-        return torch_build.read_torch_device(call, scope.device)
-    if source == "torch":
-        return torch_build.read_torch_build(call)
+    for prefix, read in _SOURCES:
+        if name.startswith(prefix):
+            return read(scope.device, call)
     return {}
 
 
-def _device(label: str) -> Mapping[str, Evidence]:
+def _driver(_device: str, _call: Call) -> Mapping[str, Evidence]:
+    with open_nvml() as nvml:
+        return nvidia.read_driver(nvml)
+
+
+def _device(label: str, _call: Call) -> Mapping[str, Evidence]:
     with open_nvml() as nvml:
         uuids = read_visible(nvml)
-        place = int(label.removeprefix(DEVICE_PREFIX)) if label.startswith(DEVICE_PREFIX) else -1
+        place = _place(label)
         if not 0 <= place < len(uuids):
             return nvidia.no_device(label, nvml.problem or f"there is no {label or 'GPU'}")
         return nvidia.scoped(nvidia.read_device(nvml, uuids[place], place), label)
+
+
+def _place(label: str) -> int:
+    return int(label.removeprefix(DEVICE_PREFIX)) if label.startswith(DEVICE_PREFIX) else -1
+
+
+# The first prefix that fits decides.
+_SOURCES: tuple[tuple[str, Callable[[str, Call], Mapping[str, Evidence]]], ...] = (
+    ("host.", lambda _device, _call: host.read_host()),
+    ("storage.", lambda _device, _call: storage.read_storage()),
+    ("package.", lambda _device, _call: packages.read_packages()),
+    ("flash_attn.", lambda _device, _call: packages.read_packages()),
+    ("driver.", _driver),
+    ("device.count", _driver),
+    ("device.", _device),
+    ("torch.device.", lambda device, call: torch_build.read_torch_device(call, device)),
+    ("torch.", lambda _device, call: torch_build.read_torch_build(call)),
+)

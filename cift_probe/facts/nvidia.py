@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 
 from cift_probe.evidence import Evidence, Known, Scope, Unknown
-from cift_probe.sensors import Nvml, count_devices, read_visible
+from cift_probe.sensors import Nvml, count_devices, read_visible, reason_of
 
 _MHZ = 1_000_000
 # nvml.h, nvmlClocksThrottleReasons*: bit and name
@@ -161,8 +161,8 @@ def read_device(nvml: Nvml, uuid: str, index: int) -> dict[str, Evidence]:
     """Return every field of one device, without a scope; `index` is its place among the visible."""
     try:
         handle = nvml.ask("nvmlDeviceGetHandleByUUID", uuid)
-    except nvml.library.NVMLError:
-        handle = uuid  # NVML answers every question about it with its own reason
+    except nvml.library.NVMLError as error:
+        return _unknown(reason_of(error))
     found = {
         key: nvml.evidence(function, handle, *arguments, unit=unit, read=read)
         for key, function, arguments, unit, read in _FIELDS
@@ -303,6 +303,12 @@ def _pci(nvml: Nvml, handle: Any) -> dict[str, Evidence]:  # noqa: ANN401 - NVML
 
 def no_device(label: str, reason: str) -> dict[str, Evidence]:
     """Return every device field as Unknown, for a device that is not there."""
+    return scoped(_unknown(reason), label)
+
+
+def _unknown(reason: str) -> dict[str, Evidence]:
     keys = [row[0] for row in _FIELDS]
     keys += [f"device.memory.{name}" for name in ("total", "free", "used", "reserved", "kind")]
-    return scoped({key: Unknown(reason) for key in keys}, label)
+    keys += [f"device.remap.{name}" for name in ("pending", "failed")]
+    keys += [f"device.processes.{name}" for name in ("compute", "foreign", "graphics")]
+    return {key: Unknown(reason, "NVML") for key in keys}

@@ -50,10 +50,10 @@ _CUDART = re.compile(rb"libcudart\.so\.(\d+)")
 _NEW_ABI = re.compile(rb"_ZNK?3c10\w*__cxx11\w*")
 _OLD_ABI = re.compile(rb"_ZNK?3c10\w*[EK]Ss\b")  # Ss is std::string before C++11's ABI
 _BUILT = (
-    ("flash_attn.built.cuda", "version"),
-    ("flash_attn.built.torch", "version"),
-    ("flash_attn.built.cxx11_abi", ""),
-    ("flash_attn.built.python", "version"),
+    "flash_attn.built.cuda",
+    "flash_attn.built.torch",
+    "flash_attn.built.cxx11_abi",
+    "flash_attn.built.python",
 )
 
 
@@ -139,23 +139,140 @@ def read_flash_attention(folders: list[str]) -> dict[str, Evidence]:
     """
     installed = _find("flash_attn", folders)
     if installed is None:
-        return dict.fromkeys(dict(_BUILT), absent("flash_attn is not installed", "metadata"))
+        return dict.fromkeys(_BUILT, absent("flash_attn is not installed", "metadata"))
     text, source = _tagged_text(installed)
     tags = parse_wheel_tags(text)
-    name = next(filter(_EXTENSION.search, _files(installed)), "")
-    values: list[Evidence | None] = [None, None, None, _built_python(installed, name)]
+    extension = next(filter(_EXTENSION.search, _files(installed)), "")
+    reason = "flash_attn was built from source or its wheel renamed: no tag says what for"
+    found: dict[str, Evidence] = dict.fromkeys(_BUILT, Unknown(reason, source))
+    if extension and (tags is None or tags.cxx11_abi is None):
+        found |= _linked(installed, extension)
     if tags is not None:
-        torch = ".".join(tags.torch.split(".")[:2])  # extensions follow torch's minor releases
-        values[0] = Known(tags.cuda, "version", source)
-        values[1] = Known(torch, "version", source, note=f"wheel tag torch{tags.torch}")
-        values[2] = None if tags.cxx11_abi is None else Known(tags.cxx11_abi, "", source)
-    if name and None in (values[0], values[2]):
-        cuda, abi = parse_symbols(_image(installed, name))
-        linked = f"symbols of {name}"
-        values[0] = values[0] or (Known(cuda, "version", linked) if cuda else None)  # type: ignore[truthy-bool] - never reached
-        values[2] = values[2] or (None if abi is None else Known(abi, "", linked))
-    reason = "flash_attn was built from source or renamed: no wheel tag says what it was built for"
-    return {
-        key: Unknown(reason, source) if value is None else value
-        for (key, _), value in zip(_BUILT, values, strict=True)
+        found |= _tagged(tags, source)
+    return found | _built_python(installed, extension)
+
+
+def _tagged(tags: WheelTags, source: str) -> dict[str, Evidence]:
+    release = ".".join(tags.torch.split(".")[:2])  # extensions follow torch's minor releases
+    note = f"wheel tag torch{tags.torch}"
+    found: dict[str, Evidence] = {
+        "flash_attn.built.cuda": Known(tags.cuda, "version", source),
+        "flash_attn.built.torch": Known(release, "version", source, note=note),
     }
+    if tags.cxx11_abi is not None:
+        found["flash_attn.built.cxx11_abi"] = Known(tags.cxx11_abi, "", source)
+    return found
+
+
+def _linked(installed: Distribution, extension: str) -> dict[str, Evidence]:
+    path = Path(str(installed.locate_file(extension)))
+    try:
+        with path.open("rb") as file:
+            cuda, abi = parse_symbols(file.read(_SYMBOL_BYTES))
+    except OSError:
+        return {}
+    found: dict[str, Evidence] = {}
+    if cuda:
+        found["flash_attn.built.cuda"] = Known(cuda, "version", f"symbols of {path}")
+    if abi is not None:
+        found["flash_attn.built.cxx11_abi"] = Known(abi, "", f"symbols of {path}")
+    return found
+
+
+def _built_python(installed: Distribution, extension: str) -> dict[str, Evidence]:
+    wheel = installed.read_text("WHEEL") or ""
+    tags = re.findall(r"^Tag:\s*(\S+)", wheel, re.MULTILINE)
+    for text, source in ((extension, "RECORD"), *((tag, "WHEEL") for tag in tags)):
+        match = _PYTHON.search(text)
+        if match is not None:
+            version = f"{match['major']}.{match['minor']}"
+            note = "stable ABI: this release and later ones" if "abi3" in text else ""
+            return {"flash_attn.built.python": Known(version, "version", source, note=note)}
+    return {}
+
+
+def _tagged_text(installed: Distribution) -> tuple[str, str]:
+    """Return the text that may hold wheel tags, and which file of the metadata it is from."""
+    metadata = _metadata(installed)
+    try:
+        version = parse_version(metadata)
+    except ValueError:
+        version = ""
+    if parse_wheel_tags(version):
+        return version, "METADATA"
+    try:
+        told = json.loads(installed.read_text("direct_url.json") or "null")
+        url = told["url"]
+    except (ValueError, TypeError, KeyError):
+        return "", "METADATA"
+    return unquote(str(url).rpartition("/")[2]), "direct_url.json"
+
+
+def _files(installed: Distribution) -> list[str]:
+    rows = csv.reader((installed.read_text("RECORD") or "").splitlines())
+    return [row[0] for row in rows if row]
+
+
+def _read_version(name: str, folders: list[str]) -> Evidence:
+    source = f"metadata of {name}"
+    installed = _find(name, folders)
+    if installed is None:
+        return absent(f"{name} is not installed", source)
+    try:
+        return Known(parse_version(_metadata(installed)), "version", source)
+    except ValueError as error:
+        return Unknown(f"{name}: {error}", source)
+
+
+def _find(name: str, folders: list[str]) -> Distribution | None:
+    # The first on the path is the one that an import finds.
+    return next(iter(distributions(name=name, path=folders)), None)
+
+
+def _metadata(installed: Distribution) -> str:
+    # Not Distribution.version: without the field it is None, an error or a warning, by release.
+    try:
+        return installed.read_text("METADATA") or installed.read_text("PKG-INFO") or ""
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _scan(folders: list[str]) -> Iterator[Found]:
+    """Yield what is installed in the folders, by the names of the metadata alone (that is fast)."""
+    for folder in dict.fromkeys(os.path.realpath(folder or ".") for folder in folders):
+        try:
+            names = sorted(entry.name for entry in Path(folder).iterdir())
+        except OSError:
+            continue  # a zip file, or an entry of sys.path that does not exist
+        for name in names:
+            match = _INFO.fullmatch(name)
+            if match is not None:
+                yield Found(canonicalize_name(match["name"]), match["version"], folder)
+
+
+def _nvidia_wheels(everything: list[Found]) -> Evidence:
+    wheels: dict[str, str] = {}
+    for item in everything:
+        if item.name.startswith("nvidia-"):
+            wheels.setdefault(item.name, item.version)
+    source = "metadata of nvidia-*"
+    if not wheels:
+        return absent("no nvidia-* wheel is installed", source)
+    return Known(dict(sorted(wheels.items())), "", source)
+
+
+def _duplicates(everything: list[Found]) -> Evidence:
+    places: dict[str, list[Found]] = {}
+    for item in everything:
+        places.setdefault(item.name, []).append(item)
+    twice = [
+        {
+            "name": name,
+            "versions": [item.version for item in items],
+            "folders": [item.folder for item in items],
+        }
+        for name, items in sorted(places.items())
+        if len(items) > 1
+    ]
+    note = "the first version of each is the one imported" if twice else ""
+    return Known(twice, "", "folders of sys.path", note=note)

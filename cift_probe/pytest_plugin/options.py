@@ -82,6 +82,7 @@ def settings(config: pytest.Config) -> Settings:
         plans=_by_name(plans),
         demanded=frozenset(plan.name for plan in demanded),
         vram_cap=vram_cap,
+        strict=bool(config.getoption("cift_strict")),
     )
 
 

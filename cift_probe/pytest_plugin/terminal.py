@@ -16,11 +16,15 @@ from cift_probe.verdict.finding import Finding, Outcome, Severity
 def header(state: State) -> list[str]:
     """Return the header lines: machine, GPU, driver, torch, plans, unfinished runs."""
     facts = state.machine.witnesses["facts"]
-    lines = [
-        f"machine: {_tell(facts, 'host.cpu.model')}, "
-        f"{_tell(facts, 'host.cpu.num_usable')} usable cores, "
-        f"{_tell(facts, 'host.memory.available')} of memory available, {_tell(facts, 'host.os')}"
-    ]
+    machine = ", ".join(
+        (
+            _tell(facts, "host.cpu.model"),
+            f"{_tell(facts, 'host.cpu.num_usable')} usable cores",
+            f"{_tell(facts, 'host.memory.available')} of memory available",
+            _tell(facts, "host.os"),
+        )
+    )
+    lines = [f"machine: {machine}"]
     gpus = [_gpu(facts, device) for device in state.machine.devices]
     driver = _tell(facts, "driver.version")
     lines.append(f"gpu: {'; '.join(gpus) or 'none'}, driver {driver}")

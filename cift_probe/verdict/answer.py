@@ -10,6 +10,7 @@ from enum import StrEnum
 import msgspec
 
 from cift_probe.evidence import Evidence, Known, Ledger, Scope, Unknown
+from cift_probe.plan import Plan
 from cift_probe.verdict.display import bytes_text
 
 
@@ -53,27 +54,25 @@ _LIMITS = (
 )
 
 
-def answer_plan(
-    plan: str, scope: Scope, measured: Ledger, *, demanded: bool, num_tokens: int
-) -> Answer:
-    """Answer one plan from what was measured; runs nothing.
+def answer_plan(plan: Plan, device: str, measured: Ledger, *, demanded: bool) -> Answer:
+    """Answer one plan on one device from what was measured; runs nothing.
 
-    `num_tokens` is the number of tokens of one optimizer step. Without a measured requirement
-    and usable memory the answer is UNDECIDED, with the reason.
+    Without a measured requirement and usable memory the answer is UNDECIDED, with the reason.
     """
+    scope = Scope(device, plan.name)
     overflow = _seen(measured, "step.out_of_memory", scope)
     if isinstance(overflow, Known) and not overflow.absent:
         reason = str(overflow.value)
         return Answer(
-            plan, scope.device, Verdict.DOES_NOT_FIT, reason, "sliced", demanded, limits=_LIMITS
+            plan.name, device, Verdict.DOES_NOT_FIT, reason, "sliced", demanded, limits=_LIMITS
         )
     required = _seen(measured, "step.required", scope)
     usable = _seen(measured, "device.usable.bytes", scope)
     for side in (required, usable):
         if isinstance(side, Unknown):
-            return _undecided(plan, scope, side.reason, demanded=demanded)
+            return _undecided(plan.name, scope, side.reason, demanded=demanded)
         if side.absent:
-            return _undecided(plan, scope, side.absent, demanded=demanded)
+            return _undecided(plan.name, scope, side.absent, demanded=demanded)
     if not isinstance(required, Known) or not isinstance(usable, Known):
         raise TypeError  # both branches above returned; this line is for the type checker
     peak = _number(_seen(measured, "step.peak", scope))
@@ -81,8 +80,8 @@ def answer_plan(
     room = int(usable.value)
     verdict, reason = _fit(required, room, peak)
     return Answer(
-        plan=plan,
-        device=scope.device,
+        plan=plan.name,
+        device=device,
         verdict=verdict,
         reason=reason,
         tier="sliced",
@@ -93,7 +92,7 @@ def answer_plan(
         headroom_bytes=room - int(required.upper),
         band=required.band,
         step_s=step_s,
-        tokens_per_s=None if not step_s else num_tokens / step_s,
+        tokens_per_s=None if not step_s else plan.num_tokens / step_s,
         limits=_LIMITS,
     )
 

@@ -1,0 +1,76 @@
+"""From a session, or from the journal of one that ended early, to its report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from cift_probe.evidence import Ledger
+from cift_probe.plan import Plan
+from cift_probe.report.journal import read_journal
+from cift_probe.report.schema import Report, Suite
+from cift_probe.report.writer import build_report, read_report
+from cift_probe.verdict.answer import answer_plan
+from cift_probe.verdict.finding import Finding
+from cift_probe.verdict.summary import exit_code
+
+JOURNAL, REPORT = "journal.jsonl", "report.json"
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What a session was asked to answer, and on which devices."""
+
+    plans: list[Plan]
+    demanded: list[str]
+    devices: list[str]
+    strict: bool = False
+
+
+def assemble(
+    suite: Suite,
+    asked: Asked,
+    ledgers: Mapping[str, Ledger],
+    findings: list[Finding],
+    not_run: dict[str, str],
+) -> Report:
+    """Return the report of a session; answers are given for its first device.
+
+    The exit code is part of it when the session came to its end.
+    """
+    device = asked.devices[0] if asked.devices else "gpu0"
+    measured = ledgers["measured"] if "measured" in ledgers else Ledger("measured")
+    answers = [
+        answer_plan(plan, device, measured, demanded=plan.name in asked.demanded)
+        for plan in asked.plans
+    ]
+    code = exit_code(findings, answers, strict=asked.strict) if suite.complete else None
+    return build_report(
+        suite=msgspec.structs.replace(suite, exit_code=code),
+        evidence={name: dict(ledger) for name, ledger in ledgers.items()},
+        findings=findings,
+        answers=answers,
+        plans=[msgspec.to_builtins(plan) for plan in asked.plans],
+        not_run=not_run,
+    )
+
+
+def open_report(path: Path) -> Report:
+    """Return a stored report, or what the journal of a run that ended early says so far.
+
+    `path` is a report file or the folder of a run. Raises ReportError or JournalError.
+    """
+    if not path.is_dir():
+        return read_report(path)
+    if (path / REPORT).exists() or not (path / JOURNAL).exists():
+        return read_report(path / REPORT)
+    told = read_journal(path / JOURNAL)
+    ledgers = {}
+    for name, entries in told.evidence.items():
+        ledgers[name] = Ledger(name)
+        for key, evidence in entries.items():
+            ledgers[name].enter(key, evidence)
+    suite = msgspec.convert({**told.header["suite"], "in_flight": told.in_flight}, Suite)
+    asked = msgspec.convert(told.header["asked"], Asked)
+    return assemble(suite, asked, ledgers, told.findings, told.not_run)

@@ -1,0 +1,219 @@
+"""One page that a stranger can read: the answer first, then why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+
+from cift_probe.evidence import Evidence, Known
+from cift_probe.report.schema import Report
+from cift_probe.verdict.answer import Answer
+from cift_probe.verdict.display import bytes_text, evidence_text
+from cift_probe.verdict.finding import Finding, Outcome, Severity
+
+_MACHINE_ROWS = (
+    ("CPU", ("host.cpu.model", "host.cpu.num_usable")),
+    ("host memory", ("host.memory.total", "host.memory.available", "host.memory.limit")),
+    ("system", ("host.os", "host.kernel", "host.container")),
+    ("driver", ("driver.version", "driver.cuda.version")),
+    ("disk free", ("storage.work.free", "storage.cache.free")),
+    ("cooling", ("system.cooling",)),
+    ("memory configuration", ("system.host.memory.configuration",)),
+)
+_DEVICE_ROWS = (
+    ("name", ("device.name", "device.capability", "device.memory.total")),
+    ("serial", ("device.serial", "device.uuid", "device.vbios")),
+    ("link", ("device.pcie.generation.max", "device.pcie.width.max")),
+    ("power limit", ("device.power.limit", "device.power.limit.default")),
+)
+_PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "trl", "datasets", "accelerate")
+
+
+def render(report: Report) -> str:
+    """Return the report as Markdown."""
+    parts = (
+        _head(report),
+        _answers(report),
+        _machine(report),
+        _failures("Failed", _broken(report, must=True)),
+        _undecided(report),
+        _failures("Advice", _broken(report, must=False)),
+        _not_applicable(report),
+        _not_run(report),
+        _software(report),
+        _method(report),
+    )
+    return "\n".join(line for part in parts for line in part) + "\n"
+
+
+def _head(report: Report) -> Iterator[str]:
+    suite = report.suite
+    yield "# Can I fine-tune on this machine?"
+    yield ""
+    yield f"Tested: {suite.stack_origin}, {suite.started}, `{suite.selection or 'all checks'}`."
+    if suite.vram_cap_bytes is not None:
+        yield f"Device memory was limited to {bytes_text(suite.vram_cap_bytes)} (--vram-cap)."
+    if not suite.complete:
+        yield ""
+        where = suite.in_flight or "between two checks"
+        yield f"**This run ended early. In flight: {where}.** What follows is what was known by then."
+    yield ""
+
+
+def _answers(report: Report) -> Iterator[str]:
+    yield "## Answer"
+    yield ""
+    for answer in report.answers:
+        yield from _answer(answer)
+    yield f"Conformance: {report.summary.text}."
+    yield ""
+
+
+def _answer(answer: Answer) -> Iterator[str]:
+    verdict = answer.verdict.value.replace("_", " ")
+    demanded = ", demanded" if answer.demanded else ""
+    yield f"- **{answer.plan}** on {answer.device}{demanded}: **{verdict}**. {answer.reason}."
+    if answer.required_bytes is not None:
+        band = f"± {answer.band:.0%}" if answer.band is not None else ""
+        yield (
+            f"  - peak allocated {_bytes(answer.peak_allocated_bytes)}, required "
+            f"{_bytes(answer.required_bytes)} {band}, usable {_bytes(answer.usable_bytes)}, "
+            f"headroom {_bytes(answer.headroom_bytes)} (tier {answer.tier})"
+        )
+        yield f"  - step {_number(answer.step_s, 's')}, {_number(answer.tokens_per_s, 'tokens/s')}"
+    for limit in answer.limits:
+        yield f"  - limit of this answer: {limit}"
+    yield ""
+
+
+def _machine(report: Report) -> Iterator[str]:
+    yield "## Machine"
+    yield ""
+    yield "| what | value |"
+    yield "|---|---|"
+    for title, keys in _MACHINE_ROWS:
+        yield f"| {title} | {_cells(report.machine, keys)} |"
+    labels = sorted(
+        key.partition("[")[2] for key in report.machine if key.startswith("device.name")
+    )
+    for label in labels:
+        for title, keys in _DEVICE_ROWS:
+            scoped = tuple(f"{key}[{label}" for key in keys)
+            yield f"| {label.rstrip(']')} {title} | {_cells(report.machine, scoped)} |"
+    yield ""
+
+
+def _failures(title: str, findings: list[Finding]) -> Iterator[str]:
+    if not findings:
+        return
+    yield f"## {title}"
+    yield ""
+    for finding in findings:
+        yield f"- **{finding.label}** {finding.requirement} ({finding.domain}, {finding.severity})"
+        yield f"  - {finding.reason}"
+        if finding.limit is not None and finding.limit.source:
+            yield f"  - limit from {finding.limit.source}"
+        yield f"  - why: {finding.why}"
+        yield f"  - fix: {finding.fix}"
+    yield ""
+
+
+def _undecided(report: Report) -> Iterator[str]:
+    findings = [item for item in report.findings if item.outcome is Outcome.UNKNOWN]
+    if not findings:
+        return
+    yield "## Undecided"
+    yield ""
+    for finding in findings:
+        if not finding.blocked_by:
+            yield f"- **{finding.label}** {finding.requirement} {finding.reason}."
+    blocked = sorted((item for item in findings if item.blocked_by), key=lambda f: f.blocked_by)
+    for origin, group in groupby(blocked, key=lambda item: item.blocked_by):
+        labels = [item.label for item in group]
+        yield f"- blocked by {origin}: {len(labels)} checks: {', '.join(labels)}"
+    yield ""
+
+
+def _not_applicable(report: Report) -> Iterator[str]:
+    findings = [item for item in report.findings if item.outcome is Outcome.NOT_APPLICABLE]
+    if not findings:
+        return
+    yield "## Not applicable"
+    yield ""
+    for finding in findings:
+        yield f"- {finding.label} {finding.requirement} {finding.reason}."
+    yield ""
+
+
+def _not_run(report: Report) -> Iterator[str]:
+    if not report.summary.not_run:
+        return
+    yield "## Not run"
+    yield ""
+    by_reason = sorted(report.summary.not_run.items(), key=lambda item: (item[1], item[0]))
+    for reason, group in groupby(by_reason, key=lambda item: item[1]):
+        yield f"- {reason}: {', '.join(label for label, _ in group)}"
+    yield ""
+
+
+def _software(report: Report) -> Iterator[str]:
+    yield "## Software"
+    yield ""
+    named = [f"{name} {_cell(report.software.get(f'package.{name}'))}" for name in _PACKAGES]
+    yield ", ".join(named)
+    build = [
+        f"{title} {_cell(report.software.get(key))}"
+        for title, key in (
+            ("CUDA", "torch.cuda.version"),
+            ("cuDNN", "torch.cudnn.version"),
+            ("NCCL", "torch.nccl.version"),
+            ("architectures", "torch.arch.list"),
+        )
+        if key in report.software
+    ]
+    if build:
+        yield ""
+        yield f"torch build: {'; '.join(build)}"
+    yield ""
+
+
+def _method(report: Report) -> Iterator[str]:
+    suite = report.suite
+    yield "## Method"
+    yield ""
+    yield (
+        f"{suite.name} {suite.version}, schema {report.schema_version}, run {suite.run_id}. Every "
+        "limit, its source and all evidence stand in report.json beside this file."
+    )
+    instruments = ", ".join(f"{name}/{version}" for name, version in suite.instruments.items())
+    yield f"Instruments: {instruments}."
+    if suite.num_resumed:
+        yield f"{suite.num_resumed} findings were taken over from the run that this one resumed."
+    yield f"Digest: `{report.digest}`"
+
+
+def _broken(report: Report, *, must: bool) -> list[Finding]:
+    return [
+        item
+        for item in report.findings
+        if item.outcome in (Outcome.FAIL, Outcome.ERROR)
+        and (item.severity is Severity.MUST) is must
+    ]
+
+
+def _cells(facts: dict[str, Evidence], keys: Iterable[str]) -> str:
+    return "; ".join(_cell(facts.get(key)) for key in keys)
+
+
+def _cell(evidence: Evidence | None) -> str:
+    if isinstance(evidence, Known) and evidence.absent:
+        return evidence.absent
+    return evidence_text(evidence).replace("|", "\\|") or "not asked"
+
+
+def _bytes(value: int | None) -> str:
+    return "not measured" if value is None else bytes_text(value)
+
+
+def _number(value: float | None, unit: str) -> str:
+    return f"{unit} not measured" if value is None else f"{value:.3g} {unit}"
