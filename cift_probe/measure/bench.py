@@ -17,6 +17,7 @@ from cift_probe.measure.inside import Request, Result
 from cift_probe.worker import Worker, WorkerFaultError
 
 _RUN = "cift_probe.measure.inside:run"
+_IMPORT_ESTIMATE_S = 5.0  # a first call imports torch
 _QUIET = {
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's order, so that indices agree
     "HF_HUB_OFFLINE": "1",
@@ -85,11 +86,12 @@ class Bench:
     def call(self, device: str, target: str, payload: Any, deadline_s: float) -> Any:  # noqa: ANN401
         """Call a function in the child of a device; facts that need torch are read this way."""
         started = time.monotonic()
-        self._listener.started(f"{target.rpartition(':')[2]} [{device}]", 5.0)
+        label = Scope(device).key(target.rpartition(":")[2])
+        self._listener.started(label, _IMPORT_ESTIMATE_S)
         try:
             return self._worker(device).call(target, payload, deadline_s)
         finally:
-            self._listener.ended(target, time.monotonic() - started)
+            self._listener.ended(label, time.monotonic() - started)
 
     def close(self) -> None:
         """End all children."""

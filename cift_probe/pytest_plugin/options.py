@@ -58,7 +58,7 @@ def add(parser: pytest.Parser) -> None:
     )
     group.addoption("--quick", action="store_true", help="only checks that answer in seconds")
     group.addoption(
-        "--strict",
+        "--strict-severity",
         action="store_true",
         dest="cift_strict",
         help="let `should` and `info` checks decide the exit code too",

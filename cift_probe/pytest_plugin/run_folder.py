@@ -130,11 +130,25 @@ def _new(config: pytest.Config, settings: Settings, base: Path) -> Run:
         version=cift_probe.__version__,
         run_id=run_id,
         started=started.isoformat(timespec="seconds"),
-        selection=" ".join(config.invocation_params.args),
+        selection=_selection(config),
         stack_origin=os.environ.get(STACK_ORIGIN, "environment as it is"),
         vram_cap_bytes=settings.vram_cap,
     )
     return Run(base / run_id, suite, None)
+
+
+def _selection(config: pytest.Config) -> str:
+    """Return what was asked, as options; what is at its default is left out."""
+    named = ("--plan", "--model")
+    asked = [f"{option} {value}" for option in named for value in config.getoption(option)]
+    if config.getoption("markexpr", ""):
+        asked.insert(0, f"-m {config.getoption('markexpr')!r}")
+    if config.getoption("keyword", ""):
+        asked.insert(0, f"-k {config.getoption('keyword')!r}")
+    if config.getoption("--vram-cap"):
+        asked.append(f"--vram-cap {config.getoption('--vram-cap')}")
+    flags = (("--quick", "--quick"), ("cift_strict", "--strict-severity"))
+    return " ".join([*asked, *(text for option, text in flags if config.getoption(option))])
 
 
 def _resumed(named: str, base: Path) -> Run:

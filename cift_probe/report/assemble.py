@@ -12,7 +12,7 @@ from cift_probe.plan import Plan
 from cift_probe.report.journal import read_journal
 from cift_probe.report.schema import Report, Suite
 from cift_probe.report.writer import build_report, read_report
-from cift_probe.verdict.answer import answer_plan
+from cift_probe.verdict.answer import Answer, Verdict, answer_plan
 from cift_probe.verdict.finding import Finding
 from cift_probe.verdict.summary import exit_code
 
@@ -42,7 +42,9 @@ def assemble(
     device = asked.devices[0] if asked.devices else "gpu0"
     measured = ledgers["measured"] if "measured" in ledgers else Ledger("measured")
     answers = [
-        answer_plan(plan, device, measured, demanded=plan.name in asked.demanded)
+        _explained(
+            answer_plan(plan, device, measured, demanded=plan.name in asked.demanded), findings
+        )
         for plan in asked.plans
     ]
     code = exit_code(findings, answers, strict=asked.strict) if suite.complete else None
@@ -54,6 +56,15 @@ def assemble(
         plans=[msgspec.to_builtins(plan) for plan in asked.plans],
         not_run=not_run,
     )
+
+
+def _explained(answer: Answer, findings: list[Finding]) -> Answer:
+    """Let an undecided answer say which check stood in its way."""
+    if answer.verdict is not Verdict.UNDECIDED:
+        return answer
+    mine = (item for item in findings if answer.plan in item.case.split(",") and item.blocked_by)
+    blocked = next(mine, None)
+    return answer if blocked is None else msgspec.structs.replace(answer, reason=blocked.reason)
 
 
 def open_report(path: Path) -> Report:

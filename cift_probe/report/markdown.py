@@ -50,13 +50,13 @@ def _head(report: Report) -> Iterator[str]:
     suite = report.suite
     yield "# Can I fine-tune on this machine?"
     yield ""
-    yield f"Tested: {suite.stack_origin}, {suite.started}, `{suite.selection or 'all checks'}`."
+    yield f"Tested: {suite.stack_origin}, {suite.started}, {suite.selection or 'all checks'}."
     if suite.vram_cap_bytes is not None:
         yield f"Device memory was limited to {bytes_text(suite.vram_cap_bytes)} (--vram-cap)."
     if not suite.complete:
         yield ""
         where = suite.in_flight or "between two checks"
-        yield f"**This run ended early. In flight: {where}.** What follows is what was known by then."
+        yield f"**This run ended early. In flight: {where}.**"
     yield ""
 
 
@@ -65,6 +65,7 @@ def _answers(report: Report) -> Iterator[str]:
     yield ""
     for answer in report.answers:
         yield from _answer(answer)
+    yield from _training(report)
     yield f"Conformance: {report.summary.text}."
     yield ""
 
@@ -83,6 +84,21 @@ def _answer(answer: Answer) -> Iterator[str]:
         yield f"  - step {_number(answer.step_s, 's')}, {_number(answer.tokens_per_s, 'tokens/s')}"
     for limit in answer.limits:
         yield f"  - limit of this answer: {limit}"
+    yield ""
+
+
+def _training(report: Report) -> Iterator[str]:
+    """Say where the one real training of this run learned: it needs no card to be an answer."""
+    for finding in report.findings:
+        if finding.check != "CVG001":
+            continue
+        word = "learns" if finding.outcome is Outcome.PASS else finding.outcome.value.lower()
+        losses = [
+            _cell(report.evidence.get("measured", {}).get(f"training.loss.{end}[{finding.case}]"))
+            for end in ("first", "last")
+        ]
+        numbers = f" (loss {losses[0]} to {losses[1]})" if "not asked" not in losses else ""
+        yield f"- **embedded model, QLoRA end to end** on {finding.case}: **{word}**{numbers}"
     yield ""
 
 

@@ -14,7 +14,7 @@ def read_torch_build(_payload: None) -> dict[str, Any]:
 
     cuda = torch.version.cuda
     found: dict[str, Any] = {
-        "version": torch.__version__,
+        "version": str(torch.__version__),
         "file": torch.__file__,
         "cuda": cuda,
         "hip": torch.version.hip,
