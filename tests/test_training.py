@@ -97,6 +97,45 @@ def test_a_gradient_that_is_not_a_number_is_seen(monkeypatch: pytest.MonkeyPatch
     assert math.isnan(value(seen, "gradient_norm.max"))
 
 
+def a_run(**changed: Any) -> training.Run:  # noqa: ANN401 - any field
+    fields: dict[str, Any] = {
+        "losses": [8.0] * 10 + [1.0] * 10,
+        "gradient_norms": [2.0] * 20,
+        "step_times": [9.0] * 16 + [0.1] * 4,
+        "duration": 60.0,
+        "adapters": ({"a": "0", "b": "0"}, {"a": "1", "b": "0"}),
+        "frozen": ({"w": "0"}, {"w": "0"}),
+        "device": "cpu",
+        "precision": "bfloat16",
+    }
+    return training.Run(**(fields | changed))
+
+
+def test_an_adapter_that_did_not_move_lowers_the_share() -> None:
+    assert value(training.evidence_of(a_run()), "adapters.changed") == 0.5
+
+
+def test_the_step_time_is_the_median_after_the_first_steps() -> None:
+    times = [9.0] * 5 + [0.1, 0.1, 0.1, 5.0, 5.0]
+    assert value(training.evidence_of(a_run(step_times=times)), "step.seconds") == 0.1
+
+
+def test_a_frozen_tensor_that_is_gone_counts_as_changed() -> None:
+    assert value(training.evidence_of(a_run(frozen=({"w": "0"}, {}))), "frozen.changed") == 1
+
+
+def test_a_loss_without_a_target_gives_no_ratio() -> None:
+    assert math.isnan(value(training.evidence_of(a_run(losses=[0.0] * 20)), "loss.ratio"))
+
+
+@pytest.mark.parametrize(("precision", "counted"), [("float16", 0), ("bfloat16", 1)])
+def test_an_overflow_counts_where_no_scaler_skips_it(precision: str, counted: int) -> None:
+    norms = [math.inf] + [2.0] * 19
+    seen = training.evidence_of(a_run(gradient_norms=norms, precision=precision))
+    assert value(seen, "num_nonfinite") == counted
+    assert value(seen, "gradient_norm.max") == (math.inf if counted else 2.0)
+
+
 @pytest.mark.usefixtures("sound")  # importing torch makes a cache folder, once per process
 def test_a_run_leaves_no_file_and_prints_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]

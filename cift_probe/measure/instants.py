@@ -7,6 +7,7 @@ the peak since the last mark and begins anew.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -14,10 +15,17 @@ from typing import Any
 class Watch:
     """Notes peaks (bytes allocated) and durations (seconds) of a trainer's steps."""
 
-    def __init__(self, pause_s: float = 0.0) -> None:
-        """Watch nothing yet; `pause_s` is a planted fault that slows every step."""
+    def __init__(self, num_steps: int, pause_s: float = 0.0) -> None:
+        """Watch nothing yet; `pause_s` is a planted fault that slows every step.
+
+        The last of `num_steps` is profiled for the time that the device itself computes, and
+        is left out of `durations`.
+        """
         self.peaks: dict[str, int] = {}
         self.durations: list[float] = []
+        self.busy_s = math.nan
+        self._num_steps = num_steps
+        self._profile: Any = None
         self._pause_s = pause_s
         self._forward = False
         self._started = 0.0
@@ -63,13 +71,21 @@ class Watch:
     def step_begins(self) -> None:
         """Note the time; what happened before the step is an instant of its own."""
         self.mark("between steps")
+        if len(self.durations) == self._num_steps - 1:
+            self._profile = device_profile()
+            self._profile.start()
         self._started = settled_time()
 
     def step_ends(self) -> None:
         """Note how long the step took."""
         self.mark("end of the step")
         time.sleep(self._pause_s)
-        self.durations.append(settled_time() - self._started)
+        ended = settled_time()
+        if self._profile is None:
+            self.durations.append(ended - self._started)
+        else:
+            self._profile.stop()
+            self.busy_s = device_seconds(self._profile)
 
     def _enters_first(self, _module: Any, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401
         # under checkpointing a layer is entered again during the backward pass
@@ -104,6 +120,22 @@ def decoder_of(model: Any) -> tuple[Any, Any]:  # noqa: ANN401 - module list and
             return layers, norm
     message = f"{type(model).__name__} has no module with `layers` and `norm`"
     raise ValueError(message)
+
+
+def device_profile() -> Any:  # noqa: ANN401 - a torch.profiler.profile
+    """Return a profile of what runs on the device, not yet started."""
+    from torch.profiler import ProfilerActivity, profile
+
+    return profile(activities=[ProfilerActivity.CUDA])
+
+
+def device_seconds(profile: Any) -> float:  # noqa: ANN401 - a torch.profiler.profile
+    """Return the sum of the durations of all kernels and copies in a profile; NaN for none.
+
+    One stream runs one kernel at a time, so that the sum is the time the device was busy.
+    """
+    total = sum(event.device_time_total for event in profile.key_averages())
+    return total / 1e6 if total else math.nan
 
 
 def settled_time() -> float:

@@ -19,11 +19,14 @@ from cift_probe.measure.instants import Watch
 from cift_probe.plan import Plan, load_model
 
 DEPTHS = (2, 4, 8)  # two draw the line, the third tells whether it is one
-NUM_STEPS = 10
+NUM_STEPS = 11  # the last one is profiled
 _WARM_UP_STEPS = 2  # kernels are chosen and Adam's state is allocated in these
 _SMALLEST_BAND = 0.01  # what the tier vouches for at best
 _RESERVED_BAND = 0.07  # reserved bytes are not linear in depth: 2 to 7 % off where measured
 _TIME_BAND = 0.07
+# One plan on one model of GPU, five sessions: 0.20 to 0.56 s, as fast as the CPU launched kernels.
+_LAUNCH_BOUND_BAND = 0.5
+_BUSY = 0.9  # below this share the device waits for the CPU
 _HELD_BYTES = 64 << 20
 _SLEEP_S = 0.05
 
@@ -35,6 +38,7 @@ PRODUCES = (
     "step.extrapolation.error",
     "step.required",
     "step.seconds",
+    "step.gpu_busy",
     "step.weights",
     "step.out_of_memory",
 )
@@ -43,7 +47,8 @@ PRODUCES = (
 class Slice(msgspec.Struct, frozen=True):
     """What one slice took: bytes per instant, bytes reserved and loaded, seconds per step.
 
-    `step_s` is the median, `spread_s` the median absolute deviation from it.
+    `step_s` is the median, `spread_s` the median absolute deviation from it, `busy_s` the time
+    in which the device itself computed.
     """
 
     instants: dict[str, float]
@@ -51,6 +56,7 @@ class Slice(msgspec.Struct, frozen=True):
     weights: float
     step_s: float
     spread_s: float
+    busy_s: float
 
     @property
     def overhead(self) -> float:
@@ -80,7 +86,8 @@ def measure_sliced(task: Task) -> dict[str, Evidence]:
     *reserved* without a cap, on the line through 4 and 8 layers or the peak plus the largest
     overhead of a slice, whichever is more. `step.seconds` comes from the medians at 4 and 8
     layers and is this machine's: where the CPU launches kernels slower than the GPU runs them,
-    it is the host that is measured. Its band carries the spread of the steps to full depth.
+    it is the host that is measured, and its band is wide. `step.gpu_busy` is the share of
+    the step in which the device computes.
     """
     if task.device == "cpu":
         return dict.fromkeys(PRODUCES, absent("on the CPU there is no device memory to fit into"))
@@ -124,7 +131,7 @@ def _run(plan: Plan, depth: int, task: Task, folder: Path, slices: Any) -> Slice
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     weights = torch.cuda.memory_allocated()
-    watch = Watch(pause_s=_SLEEP_S * depth if task.fault == "slowed" else 0.0)
+    watch = Watch(NUM_STEPS, pause_s=_SLEEP_S * depth if task.fault == "slowed" else 0.0)
     trainer = slices.slice_trainer(
         plan,
         model,
@@ -144,6 +151,7 @@ def _run(plan: Plan, depth: int, task: Task, folder: Path, slices: Any) -> Slice
         weights=float(weights),
         step_s=median,
         spread_s=statistics.median(abs(item - median) for item in durations),
+        busy_s=watch.busy_s,
     )
 
 
@@ -165,7 +173,8 @@ def evidence_of(slices: Mapping[int, Slice], full_depth: int) -> dict[str, Evide
     reserved = extrapolate.line({d: item.reserved for d, item in slices.items()}, full_depth)
     overhead = max(item.overhead for item in slices.values())
     weights = extrapolate.line({d: item.weights for d, item in slices.items()}, full_depth)
-    seconds, time_band = step_time(slices, full_depth)
+    seconds, time_band, busy = step_time(slices, full_depth)
+    bound = "" if busy >= _BUSY else "launch-bound: the device waits for the CPU of this host"
     how = f"slices of {', '.join(map(str, sorted(slices)))} of {full_depth} layers"
     return {
         "step.peak": Known(int(peak), "B", how, band),
@@ -182,20 +191,27 @@ def evidence_of(slices: Mapping[int, Slice], full_depth: int) -> dict[str, Evide
             _RESERVED_BAND,
             note="bytes reserved without a cap, an upper estimate of the smallest room",
         ),
-        "step.seconds": Known(seconds, "s", how, time_band),
+        "step.seconds": Known(seconds, "s", how, time_band, note=bound),
+        "step.gpu_busy": Known(busy, "1", f"{how}; profile of one step each"),
         "step.weights": Known(int(weights), "B", how),
         "step.out_of_memory": absent("no slice ran out of memory", how),
     }
 
 
-def step_time(slices: Mapping[int, Slice], full_depth: int) -> tuple[float, float]:
-    """Return seconds per step at full depth and their relative band.
+def step_time(slices: Mapping[int, Slice], full_depth: int) -> tuple[float, float, float]:
+    """Return seconds per step at full depth, their relative band, and the device's busy share.
 
-    The two deepest slices draw the line; their spreads reach the full depth through the same
-    weights as their medians, and are taken as independent.
+    The two deepest slices draw the lines; the spreads reach the full depth through the same
+    weights as the medians, and are taken as independent. Where the device waits for the CPU,
+    the time is the host's and differs from session to session: the band says so.
     """
     seconds = extrapolate.line({d: item.step_s for d, item in slices.items()}, full_depth)
+    busy_s = extrapolate.line({d: item.busy_s for d, item in slices.items()}, full_depth)
     lower, upper = sorted(slices)[-2:]
     reach = (full_depth - upper) / (upper - lower)
     spread = math.hypot((1 + reach) * slices[upper].spread_s, reach * slices[lower].spread_s)
-    return seconds, max(_TIME_BAND, spread / seconds if seconds > 0 else math.inf)
+    if seconds <= 0:
+        return math.nan, math.inf, math.nan
+    busy = min(1.0, busy_s / seconds)
+    floor = _TIME_BAND if busy >= _BUSY else _LAUNCH_BOUND_BAND
+    return seconds, max(floor, spread / seconds), busy

@@ -83,7 +83,7 @@ def measure_training(task: Task) -> dict[str, Evidence]:
     LoRA tensors (A and B) whose bytes differ after training, `frozen.changed` the number of other
     tensors whose bytes do (packed 4-bit weights and their scales, norms, embeddings, head).
     `num_nonfinite` counts logged losses and gradient norms that are NaN or infinite; what is
-    computed from them is NaN too, which no limit lets pass.
+    computed from them is NaN too, which no limit lets pass. With float16 it counts losses alone.
 
     All values are Unknown when a package of the stack is missing.
     """
@@ -234,7 +234,10 @@ def evidence_of(run: Run) -> dict[str, Evidence]:
     """Turn what a run left behind into evidence."""
     first = mean(run.losses[:FIRST_STEPS])
     last = mean(run.losses[-LAST_STEPS:])
-    logged = [*run.losses, *run.gradient_norms]
+    norms = run.gradient_norms
+    if run.precision == "float16":
+        # The loss scaler feels for the largest scale: it overflows on purpose and skips the step.
+        norms = [norm for norm in norms if math.isfinite(norm)]
     values: dict[str, tuple[Any, str]] = {
         "training.loss.first": (first, "1"),
         "training.loss.last": (last, "1"),
@@ -248,8 +251,8 @@ def evidence_of(run: Run) -> dict[str, Evidence]:
         "training.step.seconds": (median(run.step_times[WARM_UP_STEPS:]), "s"),
         "training.adapters.changed": (share_changed(*run.adapters), "1"),
         "training.frozen.changed": (num_changed(*run.frozen), "1"),
-        "training.gradient_norm.max": (largest(run.gradient_norms), "1"),
-        "training.num_nonfinite": (sum(not math.isfinite(value) for value in logged), "1"),
+        "training.gradient_norm.max": (largest(norms), "1"),
+        "training.num_nonfinite": (num_nonfinite([*run.losses, *norms]), "1"),
         "training.device": (run.device, ""),
         "training.dtype": (run.precision, ""),
     }
@@ -270,6 +273,11 @@ def median(values: list[float]) -> float:
 def largest(values: list[float]) -> float:
     """Return the largest value, NaN if one of them is NaN or there is none."""
     return math.nan if any(map(math.isnan, values)) else max(values, default=math.nan)
+
+
+def num_nonfinite(values: list[float]) -> int:
+    """Count the values that are NaN or infinite."""
+    return sum(not math.isfinite(value) for value in values)
 
 
 def num_changed(before: dict[str, str], after: dict[str, str]) -> int:

@@ -26,6 +26,7 @@ _DEVICE_ROWS = (
     ("link", ("device.pcie.generation.max", "device.pcie.width.max")),
     ("power limit", ("device.power.limit", "device.power.limit.default")),
 )
+_WHOLE = 100  # from here on digits behind the point say nothing
 _PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "trl", "datasets", "accelerate")
 
 
@@ -81,7 +82,9 @@ def _answer(answer: Answer) -> Iterator[str]:
             f"{_bytes(answer.required_bytes)} {band}, usable {_bytes(answer.usable_bytes)}, "
             f"headroom {_bytes(answer.headroom_bytes)} (tier {answer.tier})"
         )
-        yield f"  - step {_number(answer.step_s, 's')}, {_number(answer.tokens_per_s, 'tokens/s')}"
+        band = f" ± {answer.step_band:.0%}" if answer.step_band is not None else ""
+        speed = f"{_number(answer.step_s, 's')}, {_number(answer.tokens_per_s, 'tokens/s')}"
+        yield f"  - step {speed}{band}"
     for limit in answer.limits:
         yield f"  - limit of this answer: {limit}"
     yield ""
@@ -232,4 +235,10 @@ def _bytes(value: int | None) -> str:
 
 
 def _number(value: float | None, unit: str) -> str:
-    return f"{unit} not measured" if value is None else f"{value:.3g} {unit}"
+    return (
+        f"{unit} not measured"
+        if value is None
+        else f"{value:.0f} {unit}"
+        if value >= _WHOLE
+        else f"{value:.3g} {unit}"
+    )

@@ -26,7 +26,8 @@ class Verdict(StrEnum):
 class Answer(msgspec.Struct, frozen=True):
     """The answer for one plan on one device. A number that nobody measured is None, never 0.
 
-    `band` is the relative error of `required_bytes`; the verdict uses the upper end.
+    `band` is the relative error of `required_bytes`, whose upper end the verdict uses,
+    `step_band` that of `step_s` and `tokens_per_s`.
     `limits` says what the answer does not cover.
     """
 
@@ -42,6 +43,7 @@ class Answer(msgspec.Struct, frozen=True):
     headroom_bytes: int | None = None
     band: float | None = None
     step_s: float | None = None
+    step_band: float | None = None
     tokens_per_s: float | None = None
     joules_per_token: float | None = None
     levers: tuple[str, ...] = ()
@@ -76,7 +78,8 @@ def answer_plan(plan: Plan, device: str, measured: Ledger, *, demanded: bool) ->
     if not isinstance(required, Known) or not isinstance(usable, Known):
         raise TypeError  # both branches above returned; this line is for the type checker
     peak = _number(_seen(measured, "step.peak", scope))
-    step_s = _number(_seen(measured, "step.seconds", scope))
+    step = _seen(measured, "step.seconds", scope)
+    step_s = _number(step)
     room = int(usable.value)
     verdict, reason = _fit(required, room, peak)
     return Answer(
@@ -92,9 +95,14 @@ def answer_plan(plan: Plan, device: str, measured: Ledger, *, demanded: bool) ->
         headroom_bytes=room - int(required.upper),
         band=required.band,
         step_s=step_s,
+        step_band=None if step_s is None or isinstance(step, Unknown) else step.band,
         tokens_per_s=None if not step_s else plan.num_tokens / step_s,
-        limits=_LIMITS,
+        limits=(*_LIMITS, *_notes(step)),
     )
+
+
+def _notes(step: Evidence) -> tuple[str, ...]:
+    return (step.note,) if isinstance(step, Known) and step.note else ()
 
 
 def _fit(required: Known, room: int, peak: float | None) -> tuple[Verdict, str]:

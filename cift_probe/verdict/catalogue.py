@@ -143,6 +143,9 @@ def _load_module(path: Path, folder: Path) -> object:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
+    except (SyntaxError, ImportError) as error:
+        message = f"{path}: cannot be read as Python: {error}"
+        raise CheckError(message) from error
     finally:
         del sys.modules[name]
     return module
