@@ -6,13 +6,15 @@ Every line is flushed before the next thing happens, so that a run that dies lea
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from cift_probe.evidence import Evidence, json_safe
-from cift_probe.verdict.finding import Finding
+from cift_probe.evidence import Evidence
+from cift_probe.report.canonical import storable, storable_evidence, storable_finding
+from cift_probe.verdict.finding import Executed, Finding
 
 Started: TypeAlias = Literal["check", "instrument"]
 
@@ -56,7 +58,8 @@ class JournalContents(msgspec.Struct):
 
     `evidence` is by witness and stored key. `in_flight` names the checks that had started
     without a finding, and the instrument that had started after them and said nothing yet.
-    `exit_code` is None unless the run `ended`.
+    `num_resumed` counts the findings that an earlier session of the run decided. `exit_code` is
+    None unless the run `ended`.
     """
 
     header: dict[str, Any]
@@ -66,6 +69,7 @@ class JournalContents(msgspec.Struct):
     in_flight: str
     ended: bool
     exit_code: int | None
+    num_resumed: int = 0
 
 
 class Journal:
@@ -87,11 +91,12 @@ class Journal:
 
     def evidence(self, witness: str, key: str, evidence: Evidence) -> None:
         """Note what a witness said under its stored key."""
-        self._write(_Heard(witness, key, json_safe(evidence)))
+        self._write(_Heard(witness, key, storable_evidence(evidence)))
 
     def finding(self, finding: Finding) -> None:
-        """Note what a check came to."""
-        self._write(_Found(storable(finding)))
+        """Note what a check came to; it survives a power cut from here on."""
+        self._write(_Found(storable_finding(finding)))
+        os.fsync(self._file.fileno())
 
     def not_run(self, reasons: dict[str, str]) -> None:
         """Note why checks were left out, by label."""
@@ -100,15 +105,15 @@ class Journal:
     def end(self, exit_code: int) -> None:
         """Note that the session came to its end."""
         self._write(_Ended(exit_code))
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
     def _write(self, entry: _Entry) -> None:
-        text = json.dumps(msgspec.to_builtins(entry, str_keys=True), ensure_ascii=False)
-        # file names may hold bytes that are no text; a "?" is better than a journal that stops
-        self._file.write(text.encode("utf-8", "replace") + b"\n")
+        text = json.dumps(storable(entry), ensure_ascii=False, allow_nan=False)
+        self._file.write(text.encode() + b"\n")
         self._file.flush()
 
     def _drop_torn_line(self) -> None:
@@ -118,17 +123,11 @@ class Journal:
         self._file.truncate(len(whole) + len(newline))
 
 
-def storable(finding: Finding) -> Finding:
-    """Return a finding whose two sides survive JSON."""
-    sides = {"found": finding.found, "limit": finding.limit}
-    safe = {name: None if side is None else json_safe(side) for name, side in sides.items()}
-    return msgspec.structs.replace(finding, **safe)
-
-
 def read_journal(path: Path) -> JournalContents:
     """Return what a journal says; a torn last line is left out.
 
-    Raises JournalError for a file that cannot be read or a broken line before the last one.
+    Raises JournalError for a file that cannot be read, a broken line before the last one, or a
+    journal whose session died before it said what it was.
     """
     try:
         *lines, torn = path.read_bytes().split(b"\n")
@@ -146,6 +145,9 @@ def read_journal(path: Path) -> JournalContents:
             message = f"{path}:{number}: broken line ({error}); delete that line and try again"
             raise JournalError(message) from error
         story.hear(entry)
+    if not story.begun:
+        message = f"{path}:1: no header, the session died before it began; start a new run"
+        raise JournalError(message)
     return story.contents()
 
 
@@ -153,6 +155,7 @@ class _Story:
     """Follows the lines of a journal."""
 
     def __init__(self) -> None:
+        self.begun = False
         self._header: dict[str, Any] = {}
         self._evidence: dict[str, dict[str, Evidence]] = {}
         self._findings: dict[tuple[str, str], Finding] = {}
@@ -160,14 +163,13 @@ class _Story:
         self._checks: dict[str, None] = {}
         self._instrument = ""
         self._ended: _Ended | None = None
+        self._decided_now: set[tuple[str, str]] = set()
 
     def hear(self, entry: _Entry) -> None:
         """Take in one line."""
         match entry:
             case _Header():
-                self._header = entry.content
-                self._checks.clear()
-                self._instrument, self._ended = "", None
+                self._begin(entry.content)
             case _Started(what="check"):
                 self._checks[entry.label] = None
                 self._instrument = ""
@@ -177,18 +179,37 @@ class _Story:
                 self._evidence.setdefault(entry.witness, {})[entry.key] = entry.evidence
                 self._instrument = ""  # a session waits for its instrument, so this one is done
             case _Found():
-                finding = entry.finding
-                self._findings[finding.check, finding.case] = finding
-                self._checks.pop(finding.label, None)
+                self._find(entry.finding)
             case _NotRun():
                 self._not_run.update(entry.reasons)
             case _Ended():
                 self._ended = entry
 
+    def _begin(self, header: dict[str, Any]) -> None:
+        self.begun = True
+        self._header = header
+        self._checks.clear()
+        self._instrument, self._ended = "", None
+        self._decided_now.clear()
+
+    def _find(self, finding: Finding) -> None:
+        key = (finding.check, finding.case)
+        self._checks.pop(finding.label, None)
+        self._instrument = ""
+        if finding.executed is Executed.PREREQUISITE and key in self._decided_now:
+            return  # another process asked it silently; what was selected says more
+        self._findings[key] = finding
+        self._decided_now.add(key)
+
     def contents(self) -> JournalContents:
         """Return what was taken in."""
+        resumed = [
+            key
+            for key, finding in self._findings.items()
+            if finding.executed is Executed.RESUMED or key not in self._decided_now
+        ]
         running = list(self._checks)
-        if running and self._instrument:
+        if self._instrument:
             running.append(f"instrument {self._instrument}")
         return JournalContents(
             header=self._header,
@@ -198,4 +219,5 @@ class _Story:
             in_flight="" if self._ended else ", ".join(running),
             ended=self._ended is not None,
             exit_code=None if self._ended is None else self._ended.exit_code,
+            num_resumed=len(resumed),
         )

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
 import cift_probe
 from cift_probe.evidence import Evidence, Unknown
+from cift_probe.report.canonical import (
+    canonical_text,
+    digest_of,
+    storable,
+    storable_answer,
+    storable_evidence,
+    storable_finding,
+)
 from cift_probe.report.markdown import render
 from cift_probe.report.schema import SCHEMA_VERSION, Report, Suite, Summary
 from cift_probe.verdict.answer import Answer
@@ -60,8 +67,16 @@ def build_report(
     plans: list[dict[str, Any]],
     not_run: dict[str, str],
 ) -> Report:
-    """Return a report with its digest; `machine` and `software` are picked from the facts."""
-    facts = evidence.get("facts", {})
+    """Return a report with its digest; `machine` and `software` are picked from the facts.
+
+    What JSON lacks is written as `storable` says; an answer's number that is none is None.
+    """
+    kept = {
+        witness: {key: storable_evidence(item) for key, item in entries.items()}
+        for witness, entries in evidence.items()
+    }
+    facts = kept.get("facts", {})
+    findings = [storable_finding(item) for item in findings]
     untold = {key: Unknown(reason, "no source") for key, reason in _UNTOLD.items()}
     report = Report(
         schema_version=SCHEMA_VERSION,
@@ -69,33 +84,27 @@ def build_report(
         machine={**_picked(facts, _MACHINE + _DEVICE), **untold},
         software=_picked(facts, _SOFTWARE),
         plans=plans,
-        evidence=evidence,
+        evidence=kept,
         findings=findings,
-        answers=answers,
+        answers=[storable_answer(item) for item in answers],
         summary=_summarise(findings, not_run),
     )
     return signed(report)
 
 
 def signed(report: Report) -> Report:
-    """Return the report with the digest of its content."""
-    return msgspec.structs.replace(report, digest=digest_of(report))
+    """Return a report in stored form, with its digest.
 
-
-def digest_of(report: Report) -> str:
-    """Return "sha256:…" over the canonical bytes of the report without its digest."""
-    bare = msgspec.structs.replace(report, digest="")
-    return f"sha256:{hashlib.sha256(canonical_bytes(bare)).hexdigest()}"
+    Numbers take the type that the schema gives them (1 becomes 1.0 seconds), so that the digest
+    of what is in memory is the digest of what is read back.
+    """
+    typed = msgspec.convert(storable(report), Report)
+    return msgspec.structs.replace(typed, digest=digest_of(storable(typed)))
 
 
 def canonical_bytes(report: Report) -> bytes:
-    """Return the one JSON text of a report: sorted keys, indented by 1, UTF-8.
-
-    Raises ValueError for a number that JSON does not have.
-    """
-    plain = msgspec.to_builtins(report)
-    text = json.dumps(plain, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False)
-    return f"{text}\n".encode()
+    """Return the one JSON text of a report: sorted keys, indented by 1, UTF-8."""
+    return canonical_text(storable(report)).encode()
 
 
 def write_report(folder: Path, report: Report) -> None:
@@ -105,42 +114,48 @@ def write_report(folder: Path, report: Report) -> None:
 
 
 def read_report(path: Path) -> Report:
-    """Return a stored report; raises ReportError with one line."""
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        message = f"{path}: cannot be read ({error.strerror}); name a report.json"
-        raise ReportError(message) from error
-    try:
-        plain = json.loads(content)
-    except ValueError as error:
-        message = f"{path}: is no JSON ({error}); name a report.json"
-        raise ReportError(message) from error
+    """Return a stored report.
+
+    Raises ReportError, one line, for a file that is missing, no JSON, of another shape, of a
+    newer schema, or changed after it was written.
+    """
+    plain = _read_json(path)
     _check_version(path, plain)
     try:
         report = msgspec.convert(plain, Report)
     except msgspec.ValidationError as error:
-        message = f"{path}: is no report of schema {SCHEMA_VERSION}: {error}"
-        raise ReportError(message) from error
-    if report.digest != digest_of(report):
-        message = (
-            f"{path}: was changed after it was written: its digest does not fit; use the original"
-        )
-        raise ReportError(message)
+        _refuse(path, f"is no report of schema {SCHEMA_VERSION}: {error}; use the original", error)
+    if digest_of(plain) != report.digest:
+        _refuse(path, "was changed after it was written: its digest does not fit; use the original")
     return report
 
 
-def _check_version(path: Path, plain: Any) -> None:  # noqa: ANN401 - any JSON value
-    version = plain.get("schema_version") if isinstance(plain, dict) else None
-    if not isinstance(version, str) or not version.partition(".")[0].isdecimal():
-        message = f"{path}: has no schema_version; name a report.json"
-        raise ReportError(message)
-    if int(version.partition(".")[0]) > int(SCHEMA_VERSION.partition(".")[0]):
-        message = (
-            f"{path}: has schema {version}; cift {cift_probe.__version__} reads up to "
-            f"{SCHEMA_VERSION}; upgrade cift-probe"
-        )
-        raise ReportError(message)
+def _refuse(path: Path, what: str, cause: Exception | None = None) -> NoReturn:
+    message = f"{path}: {what}"
+    raise ReportError(message) from cause
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        plain = json.loads(path.read_bytes())
+        canonical_text(plain)  # NaN, and numbers beyond a float, are no JSON
+    except OSError as error:
+        _refuse(path, f"cannot be read ({error.strerror}); name a report.json", error)
+    except (ValueError, RecursionError) as error:
+        _refuse(path, f"is no JSON ({error}); name a report.json", error)
+    if not isinstance(plain, dict):
+        _refuse(path, "holds no JSON object; name a report.json")
+    return plain
+
+
+def _check_version(path: Path, plain: dict[str, Any]) -> None:
+    version = plain.get("schema_version")
+    parts = version.split(".") if isinstance(version, str) else []
+    if not parts or not all(part.isdecimal() for part in parts):
+        _refuse(path, "has no schema_version; name a report.json")
+    if [int(part) for part in parts] > [int(part) for part in SCHEMA_VERSION.split(".")]:
+        own = f"this is cift {cift_probe.__version__}, which reads up to {SCHEMA_VERSION}"
+        _refuse(path, f"has schema {version}, {own}; upgrade cift-probe")
 
 
 def _write_whole(path: Path, content: bytes) -> None:
