@@ -86,7 +86,7 @@ def json_safe(evidence: Evidence) -> Evidence:
     return evidence
 
 
-def _finite(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, list):

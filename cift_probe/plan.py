@@ -9,12 +9,13 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from cift_probe.data import DataError, folder, load_toml
+from cift_probe.data import folder, read_rows
 
 MODELS = "models.toml"
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?B|B)\s*")
@@ -155,19 +156,21 @@ def default_plan(model: str) -> Plan:
 
 def load_model(name: str) -> ModelShape:
     """Return the row of a model; raises PlanError for a name that no row has."""
-    rows = load_toml(MODELS)
+    rows = read_models()
     if name not in rows:
         hint = _nearest(name, sorted(rows))
         message = f"{name!r} is no model of data/{MODELS}{hint}; add a row from its config.json"
         raise PlanError(message)
-    try:
-        return msgspec.convert(rows[name], ModelShape)
-    except msgspec.ValidationError as error:
-        message = f"data/{MODELS}: row {name!r}: {error}; correct the row"
-        raise DataError(message) from error
+    return rows[name]
 
 
-def _budget(row: Any) -> Budget:  # noqa: ANN401 - whatever stands in the file
+@cache
+def read_models() -> dict[str, ModelShape]:
+    """Return all models by name; raises DataError for a malformed row."""
+    return read_rows(MODELS, ModelShape)
+
+
+def _budget(row: Any) -> Budget:
     if not isinstance(row, dict):
         message = "[budget] is no table; write [budget] and one line per limit"
         raise PlanError(message)

@@ -36,7 +36,7 @@ _DISPLAY_CLASSES = ("0x0300", "0x0302")  # VGA and 3D controllers
 class Nvml:
     """An open NVML session. `problem` is the reason why there is none, else empty."""
 
-    def __init__(self, library: Any = None) -> None:  # noqa: ANN401 - the module or a stand-in
+    def __init__(self, library: Any = None) -> None:
         """Open NVML; `library` stands in for the module pynvml."""
         if library is None:
             import pynvml as library
@@ -54,14 +54,14 @@ class Nvml:
         if not self.problem:
             self.library.nvmlShutdown()
 
-    def ask(self, function: str, *arguments: Any) -> Any:  # noqa: ANN401 - whatever NVML returns
+    def ask(self, function: str, *arguments: Any) -> Any:
         """Return NVML's raw answer; raises the library's NVMLError."""
         return getattr(self.library, function)(*arguments)
 
     def evidence(
         self,
         function: str,
-        *arguments: Any,  # noqa: ANN401 - whatever NVML takes
+        *arguments: Any,
         unit: str = "",
         read: Callable[[Any], Any] = lambda value: value,
     ) -> Evidence:
@@ -82,7 +82,7 @@ class Nvml:
 
 
 @contextmanager
-def open_nvml(library: Any = None) -> Iterator[Nvml]:  # noqa: ANN401 - the module or a stand-in
+def open_nvml(library: Any = None) -> Iterator[Nvml]:
     """Open an NVML session for a block."""
     nvml = Nvml(library)
     try:
@@ -91,7 +91,7 @@ def open_nvml(library: Any = None) -> Iterator[Nvml]:  # noqa: ANN401 - the modu
         nvml.close()
 
 
-def reason_of(error: Any) -> str:  # noqa: ANN401 - NVMLError of the module or of a stand-in
+def reason_of(error: Any) -> str:
     """Return what an NVML error means, in words."""
     return _REASONS.get(_code(error), f"NVML: {error}")
 
@@ -174,9 +174,9 @@ def _selected(uuids: list[str], text: str) -> list[str]:
     return chosen
 
 
-def _text(value: Any) -> str:  # noqa: ANN401 - bytes in old versions of nvidia-ml-py
+def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _code(error: Any) -> int:  # noqa: ANN401 - NVMLError of the module or of a stand-in
+def _code(error: Any) -> int:
     return int(getattr(error, "value", 999))

@@ -108,11 +108,11 @@ class Worker:
     def call(
         self,
         target: str,
-        payload: Any,  # noqa: ANN401 - any JSON value
+        payload: Any,
         deadline_s: float,
         *,
         on_progress: Callable[[str], None] | None = None,
-    ) -> Any:  # noqa: ANN401 - any JSON value
+    ) -> Any:
         """Call "module:function" with one JSON value in the child and return its JSON value.
 
         Raises WorkerFaultError when there is no result within `deadline_s` seconds, and
@@ -175,7 +175,7 @@ class Worker:
 
     def _reply(
         self, child: _Child, target: str, deadline_s: float, on_progress: Callable[[str], None]
-    ) -> Any:  # noqa: ANN401 - any JSON value
+    ) -> Any:
         deadline = time.monotonic() + deadline_s
         while True:
             try:
@@ -241,7 +241,7 @@ class _Child:
             os.close(answer_write)
         os.set_blocking(self._answer, False)
 
-    def send(self, request: Any) -> None:  # noqa: ANN401 - any JSON value
+    def send(self, request: Any) -> None:
         """Write one request; a child that is gone is noticed by `receive`."""
         line = msgspec.json.encode(request) + b"\n"
         with contextlib.suppress(BrokenPipeError):
@@ -401,7 +401,7 @@ def serve(request: int, answer: int) -> None:
             _write(_carry_out(msgspec.json.decode(line)))
 
 
-def _carry_out(request: Any) -> _Message:  # noqa: ANN401 - a JSON object
+def _carry_out(request: Any) -> _Message:
     try:
         module, _, name = request["target"].partition(":")
         result = getattr(import_module(module), name)(request["payload"])

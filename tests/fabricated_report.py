@@ -78,7 +78,7 @@ def passed(label: str) -> Finding:
     )
 
 
-def finding(label: str, outcome: Outcome, **changes: Any) -> Finding:  # noqa: ANN401 - any field
+def finding(label: str, outcome: Outcome, **changes: Any) -> Finding:
     """Return a finding with another outcome and other fields."""
     return msgspec.structs.replace(passed(label), outcome=outcome, **changes)
 
@@ -95,7 +95,7 @@ def report(
     facts: Mapping[str, Evidence] = FACTS,
     measured: Mapping[str, Evidence] | None = None,
     not_run: Mapping[str, str] | None = None,
-    **suite: Any,  # noqa: ANN401 - any field of the suite
+    **suite: Any,
 ) -> Report:
     """Return the report of a good run on an H200, or what differs from it."""
     return build_report(

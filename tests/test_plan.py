@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from cift_probe.data import load_toml
-from cift_probe.plan import Plan, PlanError, default_plan, load_model, parse_quantity, read_plan
+from cift_probe.plan import (
+    Plan,
+    PlanError,
+    default_plan,
+    load_model,
+    parse_quantity,
+    read_models,
+    read_plan,
+)
 
 GIB = 1024**3
 
@@ -95,7 +102,7 @@ def test_a_model_alone_gives_the_default_plan() -> None:
     assert default_plan("qwen3-8b") == Plan(name="qwen3-8b-qlora", model="qwen3-8b")
 
 
-@pytest.mark.parametrize("name", sorted(load_toml("models.toml")))
+@pytest.mark.parametrize("name", sorted(read_models()))
 def test_a_row_describes_a_model_of_the_published_size(name: str) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM

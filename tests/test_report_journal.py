@@ -78,9 +78,7 @@ def test_every_line_is_on_disk_before_the_next_thing_happens(begin: Begin, path:
 
 def test_a_killed_session_names_the_check_and_the_instrument_in_flight(path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(  # noqa: S603 - our own interpreter and text
-        [sys.executable, "-c", DIES, str(path)], env=environment, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", DIES, str(path)], env=environment, check=False)
     assert done.returncode == -signal.SIGKILL
     told = read_journal(path)
     assert told.in_flight == "MEM001[gpu0,p], instrument sliced-step[gpu0,p]"

@@ -29,7 +29,7 @@ FIRST_MIN = 2.0
 EMBEDDED = data.folder("embedded")
 
 
-def value(evidence: Mapping[str, Evidence], name: str) -> Any:  # noqa: ANN401 - evidence holds any type
+def value(evidence: Mapping[str, Evidence], name: str) -> Any:
     found = evidence[f"training.{name}"]
     assert isinstance(found, Known)
     return found.value
@@ -97,7 +97,7 @@ def test_a_gradient_that_is_not_a_number_is_seen(monkeypatch: pytest.MonkeyPatch
     assert math.isnan(value(seen, "gradient_norm.max"))
 
 
-def a_run(**changed: Any) -> training.Run:  # noqa: ANN401 - any field
+def a_run(**changed: Any) -> training.Run:
     fields: dict[str, Any] = {
         "losses": [8.0] * 10 + [1.0] * 10,
         "gradient_norms": [2.0] * 20,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from cift_probe import worker
@@ -23,7 +24,8 @@ def tell_pid(_payload: Any) -> int:
 
 def print_much(_payload: Any) -> str:
     os.write(1, b'{"returned": "forged"}\n' * 20_000)
-    print("to stdout as well", flush=True)
+    sys.stdout.write("to stdout as well\n")
+    sys.stdout.flush()
     return "real"
 
 
@@ -59,7 +61,7 @@ def fill_memory(_payload: Any) -> None:
 
 
 def write_garbage(_payload: Any) -> None:
-    os.write(worker._ANSWER[0], b"\x00 not a message\n")
+    os.write(worker._ANSWER[0], b"\x00 not a message\n")  # noqa: SLF001 - the planted fault
 
 
 def fail(_payload: Any) -> None:
@@ -79,8 +81,7 @@ def out_of_device_memory(_payload: Any) -> None:
 
 def start_grandchild_and_hang(path: str) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-    with open(path, "w") as file:
-        file.write(str(child.pid))
+    Path(path).write_text(str(child.pid))
     time.sleep(600)
 
 

@@ -6,7 +6,9 @@ import tomllib
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 
 class DataError(ValueError):
@@ -43,3 +45,18 @@ def load_toml(name: str) -> dict[str, dict[str, Any]]:
             message = f'data/{name}: {row!r} is no row; write ["{row}"] and its columns below'
             raise DataError(message)
     return table
+
+
+_Row = TypeVar("_Row", bound=msgspec.Struct)
+
+
+def read_rows(name: str, kind: type[_Row]) -> dict[str, _Row]:
+    """Return the rows of a table as structs; raises DataError naming table, row and fault."""
+    rows = {}
+    for row, content in load_toml(name).items():
+        try:
+            rows[row] = msgspec.convert(content, kind)
+        except msgspec.ValidationError as error:
+            message = f"data/{name}: row {row!r}: {error}; correct the row"
+            raise DataError(message) from error
+    return rows

@@ -23,3 +23,9 @@ def produce(
         return {Scope(plan=scope.plan).key(name): budget.expect_budget(name, plans[scope.plan])}
     limit = limits.expect_limit(name)
     return {} if limit is None else {name: limit}
+
+
+def check_tables() -> None:
+    """Read every table that expectations rest on; raises DataError for a malformed row."""
+    limits.read_limits()
+    compat.read_drivers()

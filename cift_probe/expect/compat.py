@@ -7,20 +7,37 @@ Programming Guide, "Binary Compatibility" and "PTX Compatibility".
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TypeAlias
 
+import msgspec
 from packaging.version import Version
 
-from cift_probe.data import load_toml
+from cift_probe.data import read_rows
 from cift_probe.evidence import Evidence, Known, Reading, Unknown, absent
 
 Rule: TypeAlias = Callable[[Reading], Evidence]
 RULES: dict[str, Rule] = {}
+DRIVERS = "cuda.toml"
 
 # Cubins of Tegra (Jetson) and desktop GPUs are not binary compatible with each other, by the
 # Programming Guide: only an exact match serves these.
 _TEGRA = ("5.3", "6.2", "7.2", "8.7", "10.1", "11.0")
 _GUIDE = "CUDA C++ Programming Guide, Binary Compatibility and PTX Compatibility"
+
+
+class DriverRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One row of `data/cuda.toml`: the oldest driver of a CUDA major release."""
+
+    driver_min: str
+    source: str
+    date: str
+
+
+@cache
+def read_drivers() -> dict[str, DriverRow]:
+    """Return the oldest driver by CUDA major release; raises DataError for a malformed row."""
+    return read_rows(DRIVERS, DriverRow)
 
 
 def rule(name: str) -> Callable[[Rule], Rule]:
@@ -44,14 +61,14 @@ def expect_driver_minimum(facts: Reading) -> Evidence:
     if isinstance(runtime, Unknown) or runtime.absent:
         return runtime
     major = str(Version(str(runtime.value)).major)
-    row = load_toml("cuda.toml").get(major)
+    row = read_drivers().get(major)
     if row is None:
         reason = f"no row for CUDA {major} in data/cuda.toml; add one from NVIDIA's release notes"
         return Unknown(reason, "data/cuda.toml")
     return Known(
-        row["driver_min"],
+        row.driver_min,
         "version",
-        source=f"data/cuda.toml: {row['source']} ({row['date']})",
+        source=f"data/{DRIVERS}: {row.source} ({row.date})",
         note=f"for CUDA {runtime.value}",
     )
 

@@ -6,7 +6,7 @@ from functools import cache
 
 import msgspec
 
-from cift_probe.data import DataError, load_toml
+from cift_probe.data import read_rows
 from cift_probe.evidence import Evidence, Known
 
 TABLE = "thresholds.toml"
@@ -26,14 +26,7 @@ class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @cache
 def read_limits() -> dict[str, Limit]:
     """Return all rows by name; raises DataError for a row that does not fit `Limit`."""
-    rows = {}
-    for name, row in load_toml(TABLE).items():
-        try:
-            rows[name] = msgspec.convert(row, Limit)
-        except msgspec.ValidationError as error:
-            message = f"data/{TABLE}: row {name!r}: {error}; correct the row"
-            raise DataError(message) from error
-    return rows
+    return read_rows(TABLE, Limit)
 
 
 def expect_limit(name: str) -> Evidence | None:

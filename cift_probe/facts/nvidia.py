@@ -35,7 +35,7 @@ _SHUTDOWN, _SLOWDOWN = 0, 1  # nvmlTemperatureThresholds_t
 Field = tuple[str, str, tuple[Any, ...], str, Callable[[Any], Any]]
 
 
-def _same(value: Any) -> Any:  # noqa: ANN401 - whatever NVML returns
+def _same(value: Any) -> Any:
     return value
 
 
@@ -47,7 +47,7 @@ def _megahertz(value: int) -> int:
     return value * _MHZ
 
 
-def _capability(value: Any) -> str:  # noqa: ANN401 - a pair of integers
+def _capability(value: Any) -> str:
     major, minor = value
     return f"{major}.{minor}"
 
@@ -62,7 +62,7 @@ def _mode(value: int) -> str:
     return _COMPUTE_MODES.get(value, f"unnamed mode {value}")
 
 
-def _switch(value: Any) -> str:  # noqa: ANN401 - (current, pending)
+def _switch(value: Any) -> str:
     current = value[0] if isinstance(value, list | tuple) else value
     return "on" if current else "off"
 
@@ -191,7 +191,7 @@ def _visible_count(nvml: Nvml, root: Path) -> Evidence:
     return Known(visible, "1", f"{counted.source}, CUDA_VISIBLE_DEVICES", note=note)
 
 
-def _memory(nvml: Nvml, handle: Any) -> dict[str, Evidence]:  # noqa: ANN401 - NVML's handle
+def _memory(nvml: Nvml, handle: Any) -> dict[str, Evidence]:
     names = ("total", "free", "used", "reserved")
     version = getattr(nvml.library, "nvmlMemory_v2", None)
     arguments = () if version is None else (version,)
@@ -225,7 +225,7 @@ def _unified_memory(source: str) -> dict[str, Evidence]:
     }
 
 
-def _remap(nvml: Nvml, handle: Any) -> dict[str, Evidence]:  # noqa: ANN401 - NVML's handle
+def _remap(nvml: Nvml, handle: Any) -> dict[str, Evidence]:
     # nvmlDeviceGetRemappedRows: correctable, uncorrectable, pending, failed
     places = (
         ("device.remap.correctable", 0, "1", int),
@@ -244,16 +244,16 @@ def _remap(nvml: Nvml, handle: Any) -> dict[str, Evidence]:  # noqa: ANN401 - NV
     }
 
 
-def _processes(nvml: Nvml, handle: Any) -> dict[str, Evidence]:  # noqa: ANN401 - NVML's handle
+def _processes(nvml: Nvml, handle: Any) -> dict[str, Evidence]:
     ours = _own_processes()
 
-    def listed(processes: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - NVML's structs
+    def listed(processes: Any) -> list[dict[str, Any]]:
         return [
             {"pid": int(item.pid), "name": _process_name(int(item.pid)), "memory": _used(item)}
             for item in processes
         ]
 
-    def foreign(processes: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - NVML's structs
+    def foreign(processes: Any) -> list[dict[str, Any]]:
         return [item for item in listed(processes) if item["pid"] not in ours]
 
     compute = "nvmlDeviceGetComputeRunningProcesses"
@@ -280,17 +280,17 @@ def _process_name(pid: int) -> str:
         return "not visible from here (another container or user)"
 
 
-def _used(item: Any) -> int | None:  # noqa: ANN401 - NVML's struct
+def _used(item: Any) -> int | None:
     value = getattr(item, "usedGpuMemory", None)
     return None if value is None else int(value)
 
 
-def _pci(nvml: Nvml, handle: Any) -> dict[str, Evidence]:  # noqa: ANN401 - NVML's handle
-    def bus_id(info: Any) -> str:  # noqa: ANN401 - NVML's struct
+def _pci(nvml: Nvml, handle: Any) -> dict[str, Evidence]:
+    def bus_id(info: Any) -> str:
         value = info.busId
         return value.decode() if isinstance(value, bytes) else str(value)
 
-    def pci_id(info: Any) -> str:  # noqa: ANN401 - NVML's struct
+    def pci_id(info: Any) -> str:
         number = int(info.pciDeviceId)
         return f"{number & 0xFFFF:04x}:{number >> 16:04x}"
 

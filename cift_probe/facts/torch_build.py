@@ -62,7 +62,7 @@ def _read(
     }
 
 
-def _evidence(value: Any, unit: str, missing: str, error: str | None) -> Evidence:  # noqa: ANN401
+def _evidence(value: Any, unit: str, missing: str, error: str | None) -> Evidence:
     if value is not None:
         note = error or "" if value is False else ""
         return Known(value, unit, _SOURCE, note=note)

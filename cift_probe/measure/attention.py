@@ -84,7 +84,7 @@ def _worst(errors: dict[str, dict[str, float]], way: str) -> float:
     return math.nan if any(map(math.isnan, values)) else max(values)
 
 
-def _native_dtype(torch_device: str) -> Any:  # noqa: ANN401 - torch.dtype
+def _native_dtype(torch_device: str) -> Any:
     import torch
 
     from cift_probe.stack.trl_stack import native_precision
@@ -92,7 +92,7 @@ def _native_dtype(torch_device: str) -> Any:  # noqa: ANN401 - torch.dtype
     return getattr(torch, native_precision(torch_device))
 
 
-def _inputs(head_size: int, dtype: Any, task: Task) -> list[Any]:  # noqa: ANN401 - torch.dtype
+def _inputs(head_size: int, dtype: Any, task: Task) -> list[Any]:
     length = _LENGTH_CPU if task.device == "cpu" else _LENGTH_GPU
     return [
         compare_tensors.random_tensor(
@@ -105,7 +105,7 @@ def _inputs(head_size: int, dtype: Any, task: Task) -> list[Any]:  # noqa: ANN40
     ]
 
 
-def _attend(inputs: list[Any]) -> Any:  # noqa: ANN401 - a tensor
+def _attend(inputs: list[Any]) -> Any:
     import torch
 
     queries, keys, values = inputs
@@ -118,7 +118,7 @@ def _attend(inputs: list[Any]) -> Any:  # noqa: ANN401 - a tensor
     )
 
 
-def _reference(inputs: list[Any]) -> Any:  # noqa: ANN401 - a tensor
+def _reference(inputs: list[Any]) -> Any:
     import torch
 
     queries, keys, values = inputs
@@ -130,7 +130,7 @@ def _reference(inputs: list[Any]) -> Any:  # noqa: ANN401 - a tensor
     return scores.masked_fill(later, -math.inf).softmax(-1) @ values
 
 
-def _errors(head_size: int, dtype: Any, task: Task) -> tuple[float, float]:  # noqa: ANN401
+def _errors(head_size: int, dtype: Any, task: Task) -> tuple[float, float]:
     inputs = _inputs(head_size, dtype, task)
     exact = [item.detach().float().requires_grad_() for item in inputs]
     found, reference = _attend(inputs), _reference(exact)
@@ -151,7 +151,7 @@ def _errors(head_size: int, dtype: Any, task: Task) -> tuple[float, float]:  # n
     return compare_tensors.relative_error(found, reference), worst
 
 
-def _default_kernel(dtype: Any, task: Task) -> Evidence:  # noqa: ANN401 - torch.dtype
+def _default_kernel(dtype: Any, task: Task) -> Evidence:
     from torch.profiler import ProfilerActivity, profile
 
     inputs = _inputs(_HEAD_SIZES[-1], dtype, task)

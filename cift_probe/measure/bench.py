@@ -83,7 +83,7 @@ class Bench:
             stored[where.key(key)] = msgspec.structs.replace(item, source=_join(source, item))
         return stored
 
-    def call(self, device: str, target: str, payload: Any, deadline_s: float) -> Any:  # noqa: ANN401
+    def call(self, device: str, target: str, payload: Any, deadline_s: float) -> Any:
         """Call a function in the child of a device; facts that need torch are read this way."""
         started = time.monotonic()
         label = Scope(device).key(target.rpartition(":")[2])

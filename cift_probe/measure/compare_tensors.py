@@ -12,10 +12,10 @@ def random_tensor(
     shape: tuple[int, ...],
     *,
     device: str,
-    dtype: Any,  # noqa: ANN401 - torch.dtype
+    dtype: Any,
     seed: int = SEED,
     scale: float = 1.0,
-) -> Any:  # noqa: ANN401 - a tensor
+) -> Any:
     """Return N(0, scale) values of `shape`, the same on every machine.
 
     Drawn on the CPU: generators of different devices give different numbers.
@@ -27,7 +27,7 @@ def random_tensor(
     return drawn.to(device=device, dtype=dtype)
 
 
-def relative_error(found: Any, reference: Any) -> float:  # noqa: ANN401 - tensors
+def relative_error(found: Any, reference: Any) -> float:
     """Return the Frobenius norm of the difference over the norm of the reference."""
     reference = reference.double()
     difference = (found.double() - reference).norm().item()
@@ -35,7 +35,7 @@ def relative_error(found: Any, reference: Any) -> float:  # noqa: ANN401 - tenso
     return float(difference / size) if size else math.nan
 
 
-def worst_element(found: Any, reference: Any) -> float:  # noqa: ANN401 - tensors
+def worst_element(found: Any, reference: Any) -> float:
     """Return the largest deviation of one element over the reference's root mean square."""
     reference = reference.double()
     largest = (found.double() - reference).abs().max().item()
@@ -43,7 +43,7 @@ def worst_element(found: Any, reference: Any) -> float:  # noqa: ANN401 - tensor
     return float(largest / size) if size else math.nan
 
 
-def worst_column_error(found: Any, reference: Any) -> float:  # noqa: ANN401 - tensors
+def worst_column_error(found: Any, reference: Any) -> float:
     """Return the largest relative error of one column of two (rows, columns) matrices.
 
     One damaged block of a weight reaches one output only; a norm over all would hide it.

@@ -43,7 +43,7 @@ def measure_flash_attention(task: Task) -> dict[str, Evidence]:
     return {**found, "flash_attn.error": _error(attend, task)}
 
 
-def _import(task: Task) -> Any:  # noqa: ANN401 - the package's function
+def _import(task: Task) -> Any:
     if task.fault == "undefined_symbol":
         message = "flash_attn_2_cuda.so: undefined symbol: _ZN3c105ErrorC2ENS_14SourceLocationE"
         raise ImportError(message)
@@ -52,7 +52,7 @@ def _import(task: Task) -> Any:  # noqa: ANN401 - the package's function
     return flash_attn_func
 
 
-def _error(attend: Any, task: Task) -> Evidence:  # noqa: ANN401 - the package's function
+def _error(attend: Any, task: Task) -> Evidence:
     import torch
 
     inputs = [

@@ -31,7 +31,7 @@ class Result(msgspec.Struct, frozen=True):
     allocated_bytes: int | None
 
 
-def run(payload: Any) -> Any:  # noqa: ANN401 - JSON values, checked by msgspec
+def run(payload: Any) -> Any:
     """Run one instrument; takes and returns JSON values."""
     request = msgspec.convert(payload, Request)
     module, _, name = request.target.partition(":")

@@ -30,30 +30,30 @@ class Watch:
         self._forward = False
         self._started = 0.0
 
-    def attach(self, trainer: Any) -> None:  # noqa: ANN401 - a transformers Trainer
+    def attach(self, trainer: Any) -> None:
         """Set the marks on a trainer's model; its callback must be `self.callback()`."""
         layers, norm = decoder_of(trainer.model)
         layers[0].register_forward_pre_hook(self._enters_first, with_kwargs=True)
         layers[-1].register_forward_pre_hook(self._enters_last, with_kwargs=True)
         norm.register_forward_pre_hook(self._leaves_layers, with_kwargs=True)
 
-    def callback(self) -> Any:  # noqa: ANN401 - a TrainerCallback
+    def callback(self) -> Any:
         """Return the callback that begins and ends steps."""
         from transformers import TrainerCallback
 
         watch = self
 
         class Marks(TrainerCallback):  # type: ignore[misc] - transformers exports it lazily
-            def on_step_begin(self, *_: Any, **__: Any) -> None:  # noqa: ANN401 - as its parent
+            def on_step_begin(self, *_: Any, **__: Any) -> None:
                 watch.step_begins()
 
-            def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:  # noqa: ANN401
+            def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
                 watch.mark("clipping")
 
-            def on_optimizer_step(self, *_: Any, **__: Any) -> None:  # noqa: ANN401
+            def on_optimizer_step(self, *_: Any, **__: Any) -> None:
                 watch.mark("optimizer")
 
-            def on_step_end(self, *_: Any, **__: Any) -> None:  # noqa: ANN401
+            def on_step_end(self, *_: Any, **__: Any) -> None:
                 watch.step_ends()
 
         return Marks()
@@ -87,7 +87,7 @@ class Watch:
             self._profile.stop()
             self.busy_s = device_seconds(self._profile)
 
-    def _enters_first(self, _module: Any, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401
+    def _enters_first(self, _module: Any, _args: Any, _kwargs: Any) -> None:
         # under checkpointing a layer is entered again during the backward pass
         import torch
 
@@ -95,24 +95,24 @@ class Watch:
             self._forward = True
             self.mark("embedding")
 
-    def _enters_last(self, _module: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+    def _enters_last(self, _module: Any, args: Any, kwargs: Any) -> None:
         if self._forward:
             self._on_gradient(args, kwargs, "backward of the last layer")
 
-    def _leaves_layers(self, _module: Any, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+    def _leaves_layers(self, _module: Any, args: Any, kwargs: Any) -> None:
         if self._forward:
             self._forward = False
             self.mark("forward of the layers")
             self._on_gradient(args, kwargs, "loss")
 
-    def _on_gradient(self, args: Any, kwargs: Any, instant: str) -> None:  # noqa: ANN401
+    def _on_gradient(self, args: Any, kwargs: Any, instant: str) -> None:
         hidden = args[0] if args else kwargs["hidden_states"]
         if hidden.requires_grad:
             # the gradient of what enters a part arrives when the part's backward is done
             hidden.register_hook(lambda _gradient: self.mark(instant))
 
 
-def decoder_of(model: Any) -> tuple[Any, Any]:  # noqa: ANN401 - module list and module
+def decoder_of(model: Any) -> tuple[Any, Any]:
     """Return the decoder layers and the norm behind them; raises ValueError without them."""
     for module in model.modules():
         layers, norm = getattr(module, "layers", None), getattr(module, "norm", None)
@@ -122,14 +122,14 @@ def decoder_of(model: Any) -> tuple[Any, Any]:  # noqa: ANN401 - module list and
     raise ValueError(message)
 
 
-def device_profile() -> Any:  # noqa: ANN401 - a torch.profiler.profile
+def device_profile() -> Any:
     """Return a profile of what runs on the device, not yet started."""
     from torch.profiler import ProfilerActivity, profile
 
     return profile(activities=[ProfilerActivity.CUDA])
 
 
-def device_seconds(profile: Any) -> float:  # noqa: ANN401 - a torch.profiler.profile
+def device_seconds(profile: Any) -> float:
     """Return the sum of the durations of all kernels and copies in a profile; NaN for none.
 
     One stream runs one kernel at a time, so that the sum is the time the device was busy.

@@ -43,7 +43,7 @@ def measure_matmul(task: Task) -> dict[str, Evidence]:
     }
 
 
-def _errors(shape: tuple[int, int, int], dtype: Any, task: Task) -> tuple[float, float]:  # noqa: ANN401
+def _errors(shape: tuple[int, int, int], dtype: Any, task: Task) -> tuple[float, float]:
     import torch
 
     rows, inner, columns = shape
@@ -65,7 +65,7 @@ def _errors(shape: tuple[int, int, int], dtype: Any, task: Task) -> tuple[float,
     )
 
 
-def _worst(values: Any) -> float:  # noqa: ANN401 - floats
+def _worst(values: Any) -> float:
     # max() would drop a NaN that is not the first value
     numbers = list(values)
     return next((number for number in numbers if number != number), max(numbers))  # noqa: PLR0124

@@ -53,7 +53,7 @@ def measure_memory_space(task: Task) -> dict[str, Evidence]:
     }
 
 
-def _allocate(torch: Any, wanted: int, task: Task) -> int:  # noqa: ANN401 - the module
+def _allocate(torch: Any, wanted: int, task: Task) -> int:
     pieces = []
     allocated = 0
     try:

@@ -59,14 +59,14 @@ def measure_nf4(task: Task) -> dict[str, Evidence]:
     }
 
 
-def _loaded_library(bitsandbytes: Any) -> str | None:  # noqa: ANN401 - the module
+def _loaded_library(bitsandbytes: Any) -> str | None:
     # a library that failed to load is replaced by a stand-in that raises when it is called
     native = getattr(bitsandbytes.cextension.lib, "__dict__", {}).get("_lib")
     name = getattr(native, "_name", None)
     return Path(name).name if name else None
 
 
-def _load_error(bitsandbytes: Any) -> str:  # noqa: ANN401 - the module
+def _load_error(bitsandbytes: Any) -> str:
     error = bitsandbytes.cextension.lib.__dict__.get("error_msg", "no reason was given")
     return str(error).partition("\n")[0]
 
@@ -78,7 +78,7 @@ def _cuda_release(library: str, how: str) -> Evidence:
     return Known(f"{match[1]}.{match[2]}", "version", how)
 
 
-def _errors(bitsandbytes: Any, task: Task) -> tuple[float, float, float]:  # noqa: ANN401
+def _errors(bitsandbytes: Any, task: Task) -> tuple[float, float, float]:
     import torch
 
     device = task.torch_device

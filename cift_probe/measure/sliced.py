@@ -121,7 +121,7 @@ def measure_slice(plan: Plan, depth: int, task: Task) -> Slice:
         return _run(plan, depth, task, Path(folder), slices)
 
 
-def _run(plan: Plan, depth: int, task: Task, folder: Path, slices: Any) -> Slice:  # noqa: ANN401
+def _run(plan: Plan, depth: int, task: Task, folder: Path, slices: Any) -> Slice:
     import torch
 
     held = []

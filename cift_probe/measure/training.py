@@ -5,8 +5,6 @@ The rows ask for a skill that the model lacks, so its loss starts high and falls
 gradients reach the adapters and the optimizer applies them.
 """
 
-# ruff: noqa: ANN401 - the stack is imported late, so its types are not at hand
-
 from __future__ import annotations
 
 import hashlib

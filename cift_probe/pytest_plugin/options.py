@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
 import cift_probe
+from cift_probe.data import DataError
+from cift_probe.expect import check_tables
 from cift_probe.pipeline import Settings
 from cift_probe.plan import Plan, PlanError, default_plan, parse_quantity, read_plan
 
@@ -50,11 +52,10 @@ def add(parser: pytest.Parser) -> None:
         help="where run folders are written (default: %(default)s)",
     )
     group.addoption(
-        "--resume",
-        nargs="?",
-        const="latest",
-        metavar="RUN",
-        help="go on with a session that ended early: a run folder, or the latest one",
+        "--resume", action="store_true", help="go on with the latest run that ended early"
+    )
+    group.addoption(
+        "--resume-from", metavar="RUN", help="go on with the run in this folder, which ended early"
     )
     group.addoption("--quick", action="store_true", help="only checks that answer in seconds")
     group.addoption(
@@ -70,12 +71,13 @@ def add(parser: pytest.Parser) -> None:
 def settings(config: pytest.Config) -> Settings:
     """Return what the session was asked; raises UsageError with one line for bad input."""
     try:
+        check_tables()
         demanded = [read_plan(text) for text in config.getoption("--plan")]
         asked = [default_plan(name) for name in config.getoption("--model")]
         plans = demanded + asked or [read_plan(DEFAULT_PLAN)]
         cap = config.getoption("--vram-cap")
         vram_cap = None if cap is None else parse_quantity(cap)
-    except PlanError as error:
+    except (PlanError, DataError) as error:
         raise pytest.UsageError(str(error)) from error
     return Settings(
         suites=Path(config.getini("cift_suites") or suites_folder()),
@@ -100,16 +102,14 @@ def report_folder(config: pytest.Config) -> Path:
     if not nearest.is_dir():
         message = f"--report-dir {folder}: {nearest} is a file; name a folder"
         raise pytest.UsageError(message)
-    if not _may_write(nearest):
-        message = f"--report-dir {folder}: no permission to write in {nearest}; name another folder"
-        raise pytest.UsageError(message)
+    try:
+        # root passes every access() check, so that only a file tells
+        tempfile.TemporaryFile(dir=nearest).close()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        message = f"--report-dir {folder}: {nearest} cannot be written ({reason}); name another"
+        raise pytest.UsageError(message) from error
     return folder
-
-
-def _may_write(folder: Path) -> bool:
-    # root passes every access() but a read-only file system, so the mount is asked as well
-    read_only = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
-    return os.access(folder, os.W_OK | os.X_OK) and not read_only
 
 
 def _by_name(plans: list[Plan]) -> dict[str, Plan]:

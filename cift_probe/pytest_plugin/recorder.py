@@ -33,6 +33,6 @@ class Recorder:
             self._state.absorb(parcel)
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:  # noqa: ANN401 - xdist is untyped
+    def pytest_testnodedown(self, node: Any) -> None:
         """Take over what a worker did not run."""
         self._state.not_run.update(getattr(node, "workeroutput", {}).get("cift_not_run", {}))

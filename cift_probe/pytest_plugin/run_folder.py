@@ -114,8 +114,11 @@ def prepare_run(config: pytest.Config, settings: Settings, *, writes: bool) -> R
     """
     base = report_folder(config)
     unfinished = list(_unfinished(base)) if writes else []
-    resume = config.getoption("--resume")
-    run = _resumed(resume, base) if resume else _new(config, settings, base)
+    named = config.getoption("--resume-from")
+    if named or config.getoption("--resume"):
+        run = _resumed(Path(named) if named else _latest(base))
+    else:
+        run = _new(config, settings, base)
     for folder in unfinished:
         if folder != run.folder:
             run.notices.append(_recover(folder))
@@ -151,12 +154,11 @@ def _selection(config: pytest.Config) -> str:
     return " ".join([*asked, *(text for option, text in flags if config.getoption(option))])
 
 
-def _resumed(named: str, base: Path) -> Run:
-    folder = _latest(base) if named == "latest" else Path(named)
+def _resumed(folder: Path) -> Run:
     try:
         earlier = read_journal(folder / JOURNAL)
     except (OSError, JournalError) as error:
-        message = f"--resume {named}: {error}; name the folder of a run, with its {JOURNAL}"
+        message = f"--resume-from {folder}: {error}"
         raise pytest.UsageError(message) from error
     suite = msgspec.convert(earlier.header["suite"], Suite)
     if suite.version != cift_probe.__version__:
@@ -190,7 +192,7 @@ def _recover(folder: Path) -> str:
     except (OSError, ValueError) as error:
         return f"a run in {folder} ended early and cannot be read: {error}"
     where = report.suite.in_flight or "between two checks"
-    return f"a run ended early ({where}): {folder}/report.md, go on with --resume {folder}"
+    return f"a run ended early ({where}): {folder}/report.md, go on with --resume-from {folder}"
 
 
 def _ended(journal: Path) -> bool:

@@ -13,7 +13,7 @@ from cift_probe.report.journal import read_journal
 from cift_probe.report.schema import Report, Suite
 from cift_probe.report.writer import build_report, read_report
 from cift_probe.verdict.answer import Answer, Verdict, answer_plan
-from cift_probe.verdict.finding import Finding
+from cift_probe.verdict.finding import Finding, Outcome, Severity
 from cift_probe.verdict.summary import exit_code
 
 JOURNAL, REPORT = "journal.jsonl", "report.json"
@@ -59,12 +59,18 @@ def assemble(
 
 
 def _explained(answer: Answer, findings: list[Finding]) -> Answer:
-    """Let an undecided answer say which check stood in its way."""
+    """Let an undecided answer say which check stood in its way, if one did."""
     if answer.verdict is not Verdict.UNDECIDED:
         return answer
-    mine = (item for item in findings if answer.plan in item.case.split(",") and item.blocked_by)
-    blocked = next(mine, None)
-    return answer if blocked is None else msgspec.structs.replace(answer, reason=blocked.reason)
+    for finding in findings:
+        if finding.blocked_by and answer.plan in finding.case.split(","):
+            return msgspec.structs.replace(answer, reason=finding.reason)
+    for finding in findings:
+        failed = finding.outcome is Outcome.FAIL and finding.severity is Severity.MUST
+        if failed and finding.case == answer.device:
+            reason = f"{finding.label}: {finding.reason}"
+            return msgspec.structs.replace(answer, reason=reason)
+    return answer
 
 
 def open_report(path: Path) -> Report:

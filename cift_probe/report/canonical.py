@@ -17,7 +17,7 @@ _DIGEST = "digest"
 _PREFIX = "sha256:"
 
 
-def storable(content: Any) -> Any:  # noqa: ANN401 - structs and plain values alike
+def storable(content: Any) -> Any:
     r"""Return plain JSON values for structs and plain values.
 
     What JSON or UTF-8 lack is written as text, never dropped: NaN and infinities as `nan`, `inf`
@@ -27,7 +27,7 @@ def storable(content: Any) -> Any:  # noqa: ANN401 - structs and plain values al
     return _plain(msgspec.to_builtins(content, str_keys=True, enc_hook=str))
 
 
-def canonical_text(content: Any) -> str:  # noqa: ANN401 - as above
+def canonical_text(content: Any) -> str:
     """Return the canonical text: keys sorted, one value per line, no NaN, a newline at the end.
 
     Raises ValueError for a number that JSON lacks: `storable` has not seen it.
@@ -76,7 +76,7 @@ def storable_answer(answer: Answer) -> Answer:
     return msgspec.structs.replace(answer, **gone) if gone else answer
 
 
-def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, str):

@@ -156,7 +156,7 @@ def _kind(key: str) -> str:
     return "user" if last in _USER_NAMES else ""
 
 
-def _texts(content: Any) -> Iterator[str]:  # noqa: ANN401 - any JSON value
+def _texts(content: Any) -> Iterator[str]:
     if isinstance(content, str):
         yield content
     elif isinstance(content, list):
@@ -222,7 +222,7 @@ def _evidence(evidence: dict[str, Any], names: _StandIns) -> dict[str, Any]:
     return walked
 
 
-def _walk(content: Any, names: _StandIns, field: str = "") -> Any:  # noqa: ANN401 - any JSON value
+def _walk(content: Any, names: _StandIns, field: str = "") -> Any:
     """Return the document's own structure without names."""
     if isinstance(content, str):
         return names.shapes(content) if field in _OURS else names.everything(content)
@@ -236,7 +236,7 @@ def _walk(content: Any, names: _StandIns, field: str = "") -> Any:  # noqa: ANN4
     return content
 
 
-def _value(content: Any, names: _StandIns) -> Any:  # noqa: ANN401 - any JSON value
+def _value(content: Any, names: _StandIns) -> Any:
     """Return a value that the machine told without names, whatever its fields are called."""
     if isinstance(content, str):
         return names.everything(content)

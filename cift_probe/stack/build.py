@@ -48,7 +48,7 @@ def read_torch_device(_payload: None) -> dict[str, Any]:
     }
 
 
-def _initialisation_error(torch: Any) -> str:  # noqa: ANN401 - the module
+def _initialisation_error(torch: Any) -> str:
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
@@ -56,7 +56,7 @@ def _initialisation_error(torch: Any) -> str:  # noqa: ANN401 - the module
     return "torch.cuda.is_available() is false, yet CUDA initialises"
 
 
-def _cudnn(torch: Any) -> str | None:  # noqa: ANN401 - the module
+def _cudnn(torch: Any) -> str | None:
     number = torch.backends.cudnn.version()
     if number is None:
         return None
@@ -65,7 +65,7 @@ def _cudnn(torch: Any) -> str | None:  # noqa: ANN401 - the module
     return f"{number // thousand}.{number % thousand // 100}.{number % 100}"
 
 
-def _nccl(torch: Any) -> str | None:  # noqa: ANN401 - the module
+def _nccl(torch: Any) -> str | None:
     try:
         return ".".join(map(str, torch.cuda.nccl.version()))
     except (AttributeError, RuntimeError):

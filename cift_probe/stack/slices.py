@@ -18,7 +18,7 @@ _SEED = 20
 _NUM_WORDS = 1000  # token ids that the random rows use; every vocabulary is larger
 
 
-def config_of(shape: ModelShape, num_layers: int) -> Any:  # noqa: ANN401 - a PreTrainedConfig
+def config_of(shape: ModelShape, num_layers: int) -> Any:
     """Return the model's configuration with `num_layers` decoder layers."""
     from transformers import AutoConfig
 
@@ -27,7 +27,7 @@ def config_of(shape: ModelShape, num_layers: int) -> Any:  # noqa: ANN401 - a Pr
     return AutoConfig.for_model(shape.model_type, num_hidden_layers=num_layers, **fields)
 
 
-def build_slice(plan: Plan, num_layers: int, torch_device: str) -> Any:  # noqa: ANN401 - a model
+def build_slice(plan: Plan, num_layers: int, torch_device: str) -> Any:
     """Return a causal LM of the plan with `num_layers` layers, loaded as the plan asks.
 
     Raises torch.OutOfMemoryError when not even the slice fits.
@@ -54,7 +54,7 @@ def build_slice(plan: Plan, num_layers: int, torch_device: str) -> Any:  # noqa:
     )
 
 
-def random_state(outline: Any, dtype: Any) -> dict[str, Any]:  # noqa: ANN401 - model, torch.dtype
+def random_state(outline: Any, dtype: Any) -> dict[str, Any]:
     """Return weights for every parameter of a model on the meta device, drawn from N(0, 0.02).
 
     Norm weights are 1, as at initialisation. Parameters of one shape share one tensor.
@@ -77,7 +77,7 @@ def random_state(outline: Any, dtype: Any) -> dict[str, Any]:  # noqa: ANN401 - 
     return state
 
 
-def random_rows(plan: Plan, num_steps: int) -> Any:  # noqa: ANN401 - a datasets.Dataset
+def random_rows(plan: Plan, num_steps: int) -> Any:
     """Return rows of random token ids, each exactly one sequence long, enough for the steps."""
     import random
 
@@ -91,7 +91,7 @@ def random_rows(plan: Plan, num_steps: int) -> Any:  # noqa: ANN401 - a datasets
     )
 
 
-def small_tokenizer() -> Any:  # noqa: ANN401 - a tokenizer
+def small_tokenizer() -> Any:
     """Return a tokenizer with the special tokens that a trainer asks for; the rows are ids."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
@@ -108,13 +108,13 @@ def small_tokenizer() -> Any:  # noqa: ANN401 - a tokenizer
 
 def slice_trainer(
     plan: Plan,
-    model: Any,  # noqa: ANN401 - a model
+    model: Any,
     *,
     torch_device: str,
     output_dir: str,
     num_steps: int,
     callbacks: list[Any],
-) -> Any:  # noqa: ANN401 - an SFTTrainer
+) -> Any:
     """Return the plan's trainer around a slice: TRL's defaults, and what the plan states."""
     settings = trl_stack.TrainerSettings(
         torch_device=torch_device,

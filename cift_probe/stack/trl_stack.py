@@ -4,8 +4,6 @@ Four parts that can be combined anew: a model, a tokenizer, a dataset, a trainer
 Nothing here reaches the network, and nothing is written outside the trainer's output folder.
 """
 
-# ruff: noqa: ANN401 - the stack is imported late, so its types are not at hand
-
 from __future__ import annotations
 
 import os

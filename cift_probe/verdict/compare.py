@@ -200,7 +200,7 @@ def _release(evidence: Evidence) -> Version:
     return _dotted(evidence)
 
 
-def _ordered(evidence: Evidence, factor: float = 1.0) -> Any:  # noqa: ANN401 - float or Version
+def _ordered(evidence: Evidence, factor: float = 1.0) -> Any:
     value = _value(evidence)
     if isinstance(evidence, Known) and evidence.unit in _DOTTED:
         return _dotted(evidence)
@@ -212,12 +212,12 @@ def _ordered(evidence: Evidence, factor: float = 1.0) -> Any:  # noqa: ANN401 - 
     return value * factor if factor != 1.0 else value
 
 
-def _upper(evidence: Evidence) -> Any:  # noqa: ANN401 - float or Version
+def _upper(evidence: Evidence) -> Any:
     band = evidence.band if isinstance(evidence, Known) else 0.0
     return _never_nan(_ordered(evidence, 1.0 + band), worst=math.inf)
 
 
-def _lower(evidence: Evidence) -> Any:  # noqa: ANN401 - float or Version
+def _lower(evidence: Evidence) -> Any:
     band = evidence.band if isinstance(evidence, Known) else 0.0
     return _never_nan(_ordered(evidence, 1.0 - band), worst=-math.inf)
 

@@ -97,7 +97,7 @@ def check(
     return register
 
 
-def declaration(function: Any) -> Check | None:  # noqa: ANN401 - any object of a test module
+def declaration(function: Any) -> Check | None:
     """Return what `@check` said about a function, or None for anything else."""
     found = getattr(function, "__check__", None)
     return found if isinstance(found, Check) else None
