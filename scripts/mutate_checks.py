@@ -15,6 +15,7 @@ import copy
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +103,24 @@ def _faults(call: ast.Call) -> Iterator[tuple[str, Callable[[Any], object]]]:
     name = call.func.id  # type: ignore[attr-defined] # _relations yields calls of names only
     yield "turned around", _turn
     if name in TWO_SIDED:
-        yield "sides swapped", lambda node: node.args.reverse()
+        yield "sides swapped", _swap
     if name in OPPOSITE:
-        yield "opposite relation", lambda node: setattr(node.func, "id", OPPOSITE[node.func.id])
+        yield "opposite relation", _oppose
     if name == "all_of" and len(call.args) > 1:
         for part in range(len(call.args)):
-            yield f"part {part + 1} left out", lambda node, part=part: node.args.pop(part)
+            yield f"part {part + 1} left out", partial(_leave_out, part)
+
+
+def _swap(node: ast.Call) -> None:
+    node.args.reverse()
+
+
+def _oppose(node: ast.Call) -> None:
+    node.func = ast.Name(id=OPPOSITE[ast.unparse(node.func)], ctx=ast.Load())
+
+
+def _leave_out(part: int, node: ast.Call) -> None:
+    del node.args[part]
 
 
 def _turn(node: ast.Call) -> None:

@@ -70,8 +70,9 @@ def _error(attend: Any, task: Task) -> Evidence:
         found.sum().backward()
     except RuntimeError as error:
         return Unknown(str(error).partition("\n")[0], "flash_attn_func")
-    reference = torch.nn.functional.scaled_dot_product_attention(
-        *(item.transpose(1, 2) for item in exact), is_causal=True
+    queries, keys, values = (item.transpose(1, 2) for item in exact)
+    reference: Any = torch.nn.functional.scaled_dot_product_attention(
+        queries, keys, values, is_causal=True
     ).transpose(1, 2)
     reference.sum().backward()
     errors = (

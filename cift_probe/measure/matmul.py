@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from typing import Any
 
 from cift_probe.evidence import Evidence, Known
@@ -65,7 +67,7 @@ def _errors(shape: tuple[int, int, int], dtype: Any, task: Task) -> tuple[float,
     )
 
 
-def _worst(values: Any) -> float:
+def _worst(values: Iterable[float]) -> float:
     # max() would drop a NaN that is not the first value
     numbers = list(values)
-    return next((number for number in numbers if number != number), max(numbers))  # noqa: PLR0124
+    return next((number for number in numbers if math.isnan(number)), max(numbers))  # noqa: PLR0124

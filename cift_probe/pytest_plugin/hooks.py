@@ -103,8 +103,9 @@ def pytest_runtest_makereport(
     report = yield
     finding = item.stash.get(FINDING, None)
     if call.when == "call" and finding is not None:
-        report.cift_parcel = item.config.stash[STATE].pack(finding)
-        report.cift_outcome = [finding.outcome.value, finding.severity.value]
+        # what a report carries in its __dict__ travels with it, under xdist too
+        vars(report)["cift_parcel"] = item.config.stash[STATE].pack(finding)
+        vars(report)["cift_outcome"] = [finding.outcome.value, finding.severity.value]
     return report
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -20,7 +20,7 @@ class Progress:
         self._config = config
         self._stop: threading.Event | None = None
         self._clock: threading.Thread | None = None
-        self.hear_started = _ignore
+        self.hear_started: Callable[[str], None] = _ignore
 
     def started(self, label: str, estimate_s: float) -> None:
         """Show that an instrument has begun."""

@@ -206,9 +206,10 @@ def _goes_on(journal: Path) -> bool:
     try:
         header = read_journal(journal).header
         process = psutil.Process(int(header["pid"]))
-        return abs(process.create_time() - float(header["pid_started"])) < 1.0
+        apart: float = abs(process.create_time() - float(header["pid_started"]))
     except (OSError, JournalError, KeyError, psutil.Error):
         return False
+    return apart < 1.0
 
 
 def _header(suite: Suite, machine: Machine) -> dict[str, Any]:

@@ -75,10 +75,10 @@ class State:
         for witness, key, evidence in parcel.evidence:
             self.machine.witnesses[witness].enter(key, evidence)
         for finding in (*parcel.others, parcel.finding):
-            key = (finding.check, finding.case)
-            before = self.machine.court.findings.get(key)
-            if before is None or before.executed is Executed.PREREQUISITE or before is finding:
-                self.machine.court.findings[key] = finding
+            name = (finding.check, finding.case)
+            before = self.machine.court.findings.get(name)
+            if before is None or before.executed is Executed.PREREQUISITE:
+                self.machine.court.findings[name] = finding
             if self.run is not None:
                 self.run.finding(finding)
         return parcel.finding
