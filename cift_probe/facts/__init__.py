@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from cift_probe.evidence import Evidence, Scope
+from cift_probe.evidence import Evidence, Scope, Unknown, absent
 from cift_probe.facts import host, nvidia, packages, storage, torch_build
-from cift_probe.facts.torch_build import Call
 from cift_probe.sensors import open_nvml, read_visible
 
 DEVICE_PREFIX = "gpu"
 
+_Call = Callable[[str, Any, float], Any] | None
+_Reader = Callable[[str, Scope, _Call], Mapping[str, Evidence]]
+
 
 def read_devices() -> list[str]:
-    """Return the labels of the GPUs that this process may see: gpu0, gpu1, …."""
+    """Return the labels of the GPUs that this process may see: gpu0, gpu1, ….
+
+    The number is the place in CUDA_VISIBLE_DEVICES, or in PCI bus order without that variable.
+    """
     with open_nvml() as nvml:
         return [f"{DEVICE_PREFIX}{place}" for place in range(len(read_visible(nvml)))]
 
@@ -21,50 +28,66 @@ def read_devices() -> list[str]:
 def visible_uuid(label: str) -> str | None:
     """Return the value of CUDA_VISIBLE_DEVICES that shows one GPU alone, or None without it."""
     with open_nvml() as nvml:
-        uuids = read_visible(nvml)
-    place = _place(label)
-    return uuids[place] if 0 <= place < len(uuids) else None
+        return _uuid(read_visible(nvml), label)
 
 
-def produce(name: str, scope: Scope, call: Call) -> Mapping[str, Evidence]:
-    """Read the source that `name` comes from; return all it says, by stored key.
+def produce(key: str, scope: Scope, call: _Call) -> Mapping[str, Evidence]:
+    """Read the source that `key` comes from; return all it says, by stored key.
 
     `call` runs a function in a child process that sees the device of the scope: facts that need
-    torch are read there.
+    torch are read there, and are Unknown without it.
     """
     for prefix, read in _SOURCES:
-        if name.startswith(prefix):
-            return read(scope.device, call)
+        if key.startswith(prefix):
+            return read(key, scope, call)
     return {}
 
 
-def _driver(_device: str, _call: Call) -> Mapping[str, Evidence]:
+def _read_packages(key: str, _scope: Scope, _call: _Call) -> Mapping[str, Evidence]:
+    found = packages.read_packages()
+    name = key.removeprefix("package.")
+    if key in found or name == key:
+        return found
+    return found | {key: packages.read_version(name)}
+
+
+def _read_driver(_key: str, _scope: Scope, _call: _Call) -> Mapping[str, Evidence]:
     with open_nvml() as nvml:
         return nvidia.read_driver(nvml)
 
 
-def _device(label: str, _call: Call) -> Mapping[str, Evidence]:
+def _read_device(_key: str, scope: Scope, _call: _Call) -> Mapping[str, Evidence]:
+    label = scope.device
+    if label == "cpu":
+        return nvidia.no_device(label, absent("the CPU is no NVIDIA device"))
     with open_nvml() as nvml:
         uuids = read_visible(nvml)
-        place = _place(label)
-        if not 0 <= place < len(uuids):
-            return nvidia.no_device(label, nvml.problem or f"there is no {label or 'GPU'}")
-        return nvidia.scoped(nvidia.read_device(nvml, uuids[place], place), label)
+        uuid = _uuid(uuids, label)
+        if uuid is None:
+            why = nvml.problem or f"this process sees {len(uuids)} GPU(s)"
+            return nvidia.no_device(label, Unknown(f"there is no {label or 'GPU named'}: {why}"))
+        return nvidia.scoped(nvidia.read_device(nvml, uuid, _place(label)), label)
+
+
+def _uuid(uuids: list[str], label: str) -> str | None:
+    place = _place(label)
+    return uuids[place] if 0 <= place < len(uuids) else None
 
 
 def _place(label: str) -> int:
-    return int(label.removeprefix(DEVICE_PREFIX)) if label.startswith(DEVICE_PREFIX) else -1
+    match = re.fullmatch(rf"{DEVICE_PREFIX}(\d+)", label)
+    return int(match[1]) if match else -1
 
 
 # The first prefix that fits decides.
-_SOURCES: tuple[tuple[str, Callable[[str, Call], Mapping[str, Evidence]]], ...] = (
-    ("host.", lambda _device, _call: host.read_host()),
-    ("storage.", lambda _device, _call: storage.read_storage()),
-    ("package.", lambda _device, _call: packages.read_packages()),
-    ("flash_attn.", lambda _device, _call: packages.read_packages()),
-    ("driver.", _driver),
-    ("device.count", _driver),
-    ("device.", _device),
-    ("torch.device.", lambda device, call: torch_build.read_torch_device(call, device)),
-    ("torch.", lambda _device, call: torch_build.read_torch_build(call)),
+_SOURCES: tuple[tuple[str, _Reader], ...] = (
+    ("host.", lambda _key, _scope, _call: host.read_host()),
+    ("storage.", lambda _key, _scope, _call: storage.read_storage()),
+    ("package.", _read_packages),
+    ("flash_attn.", _read_packages),
+    ("driver.", _read_driver),
+    ("device.count", _read_driver),
+    ("device.", _read_device),
+    ("torch.device.", lambda _key, scope, call: torch_build.read_torch_device(call, scope.device)),
+    ("torch.", lambda _key, scope, call: torch_build.read_torch_build(call, scope.device)),
 )

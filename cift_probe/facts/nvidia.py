@@ -2,178 +2,225 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import psutil
+from cift_probe.evidence import Evidence, Known, Scope, Unknown, absent
+from cift_probe.facts import gpu_memory, gpu_processes, pci
+from cift_probe.sensors import (
+    DRIVER_NOT_LOADED,
+    LIBRARY_NOT_FOUND,
+    Nvml,
+    RefusedError,
+    parse_hertz,
+    parse_number,
+    parse_text,
+    parse_watt,
+    read_board_handle,
+    read_boards,
+    read_throttle,
+    read_visible,
+)
 
-from cift_probe.evidence import Evidence, Known, Scope, Unknown
-from cift_probe.sensors import Nvml, count_devices, read_visible, reason_of
-
-_MHZ = 1_000_000
-# nvml.h, nvmlClocksThrottleReasons*: bit and name
-_THROTTLE = {
-    0x1: "gpu idle",
-    0x2: "applications clocks setting",
-    0x4: "software power cap",
-    0x8: "hardware slowdown",
-    0x10: "sync boost",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "hardware power brake slowdown",
-    0x100: "display clock setting",
-}
+_ROOT = Path("/")
 _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
+_DRIVER_MODELS = {0: "WDDM", 1: "TCC", 2: "MCDM"}  # nvmlDriverModel_t
 _SM, _MEMORY = 1, 2  # nvmlClockType_t
 _CORRECTED, _UNCORRECTED = 0, 1  # nvmlMemoryErrorType_t
 _VOLATILE, _AGGREGATE = 0, 1  # nvmlEccCounterType_t
 _GPU = 0  # nvmlTemperatureSensors_t
 _SHUTDOWN, _SLOWDOWN = 0, 1  # nvmlTemperatureThresholds_t
-
-Field = tuple[str, str, tuple[Any, ...], str, Callable[[Any], Any]]
-
-
-def _same(value: Any) -> Any:
-    return value
+_WSL_LIBRARY = "usr/lib/wsl/lib/libnvidia-ml.so.1"
 
 
-def _milliwatt(value: int) -> float:
-    return value / 1000
+class Field(NamedTuple):
+    """One question to NVML: our key, its function, arguments after the handle, unit, reading."""
+
+    key: str
+    function: str
+    arguments: tuple[int, ...] = ()
+    unit: str = ""
+    read: Callable[[Any], Any] = parse_text
 
 
-def _megahertz(value: int) -> int:
-    return value * _MHZ
+def parse_capability(answer: Any) -> str:
+    """Return "9.0" from (9, 0); raises ValueError."""
+    major, minor = answer
+    return f"{parse_number(major)}.{parse_number(minor)}"
 
 
-def _capability(value: Any) -> str:
-    major, minor = value
-    return f"{major}.{minor}"
+def parse_cuda_version(answer: Any) -> str:
+    """Return "13.0" from 13000 (cuda.h: 1000 * major + 10 * minor); raises ValueError."""
+    number = parse_number(answer)
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _throttle(mask: int) -> list[str]:
-    known = [name for bit, name in _THROTTLE.items() if mask & bit]
-    rest = mask & ~sum(_THROTTLE)
-    return known + ([f"unnamed reason {rest:#x}"] if rest else [])
+def _flag(answer: Any) -> bool:
+    return bool(parse_number(answer))
 
 
-def _mode(value: int) -> str:
-    return _COMPUTE_MODES.get(value, f"unnamed mode {value}")
+def _switch(answer: Any) -> str:
+    return "on" if _flag(answer[0]) else "off"
 
 
-def _switch(value: Any) -> str:
-    current = value[0] if isinstance(value, list | tuple) else value
-    return "on" if current else "off"
+def _compute_mode(answer: Any) -> str:
+    return _COMPUTE_MODES.get(parse_number(answer), f"unnamed mode {answer}")
 
 
-# One row per field: our key, NVML's function, its arguments after the handle, unit, conversion.
-_FIELDS: tuple[Field, ...] = (
-    ("device.name", "nvmlDeviceGetName", (), "", _same),
-    ("device.uuid", "nvmlDeviceGetUUID", (), "", _same),
-    ("device.serial", "nvmlDeviceGetSerial", (), "", _same),
-    ("device.vbios", "nvmlDeviceGetVbiosVersion", (), "", _same),
-    ("device.gsp.version", "nvmlDeviceGetGspFirmwareVersion", (), "", _same),
-    (
+def _driver_model(answer: Any) -> str:
+    return _DRIVER_MODELS.get(parse_number(answer[0]), f"unnamed model {answer[0]}")
+
+
+def _bus_id(info: Any) -> str:
+    return parse_text(info.busId)
+
+
+def _pci_id(info: Any) -> str:
+    number = parse_number(info.pciDeviceId)
+    return f"{number & 0xFFFF:04x}:{number >> 16:04x}"
+
+
+# Fields that a MIG slice answers itself; the others are asked of its board.
+_OWN_FIELDS = (
+    Field("device.name", "nvmlDeviceGetName"),
+    Field("device.uuid", "nvmlDeviceGetUUID"),
+)
+_ECC = "nvmlDeviceGetTotalEccErrors"
+_REMAP = "nvmlDeviceGetRemappedRows"  # correctable, uncorrectable, pending, failed
+_THRESHOLD = "nvmlDeviceGetTemperatureThreshold"
+_CLOCK, _MOST = "nvmlDeviceGetClockInfo", "nvmlDeviceGetMaxClockInfo"
+_DEFAULT_POWER = "nvmlDeviceGetPowerManagementDefaultLimit"
+_COUNT: tuple[str, Callable[[Any], Any]] = ("1", parse_number)
+_BOARD_FIELDS = (
+    Field("device.serial", "nvmlDeviceGetSerial"),
+    Field("device.pci.bus_id", "nvmlDeviceGetPciInfo", read=_bus_id),
+    Field("device.pci.id", "nvmlDeviceGetPciInfo", read=_pci_id),
+    Field("device.vbios", "nvmlDeviceGetVbiosVersion"),
+    Field("device.gsp.version", "nvmlDeviceGetGspFirmwareVersion"),
+    Field(
         "device.capability",
         "nvmlDeviceGetCudaComputeCapability",
-        (),
-        "capability",
-        _capability,
+        unit="capability",
+        read=parse_capability,
     ),
-    ("device.ecc.mode", "nvmlDeviceGetEccMode", (), "", _switch),
-    (
-        "device.ecc.uncorrected",
-        "nvmlDeviceGetTotalEccErrors",
-        (_UNCORRECTED, _VOLATILE),
-        "1",
-        int,
-    ),
-    (
-        "device.ecc.uncorrected.aggregate",
-        "nvmlDeviceGetTotalEccErrors",
-        (_UNCORRECTED, _AGGREGATE),
-        "1",
-        int,
-    ),
-    ("device.ecc.corrected", "nvmlDeviceGetTotalEccErrors", (_CORRECTED, _VOLATILE), "1", int),
-    ("device.retired.pending", "nvmlDeviceGetRetiredPagesPendingStatus", (), "", bool),
-    ("device.pcie.generation.current", "nvmlDeviceGetCurrPcieLinkGeneration", (), "1", int),
-    ("device.pcie.generation.max", "nvmlDeviceGetMaxPcieLinkGeneration", (), "1", int),
-    ("device.pcie.width.current", "nvmlDeviceGetCurrPcieLinkWidth", (), "1", int),
-    ("device.pcie.width.max", "nvmlDeviceGetMaxPcieLinkWidth", (), "1", int),
-    (
-        "device.throttle.reasons",
-        "nvmlDeviceGetCurrentClocksThrottleReasons",
-        (),
-        "",
-        _throttle,
-    ),
-    ("device.power.limit", "nvmlDeviceGetEnforcedPowerLimit", (), "W", _milliwatt),
-    (
-        "device.power.limit.default",
-        "nvmlDeviceGetPowerManagementDefaultLimit",
-        (),
-        "W",
-        _milliwatt,
-    ),
-    ("device.power.draw", "nvmlDeviceGetPowerUsage", (), "W", _milliwatt),
-    ("device.clock.sm", "nvmlDeviceGetClockInfo", (_SM,), "Hz", _megahertz),
-    ("device.clock.sm.max", "nvmlDeviceGetMaxClockInfo", (_SM,), "Hz", _megahertz),
-    ("device.clock.memory", "nvmlDeviceGetClockInfo", (_MEMORY,), "Hz", _megahertz),
-    ("device.clock.memory.max", "nvmlDeviceGetMaxClockInfo", (_MEMORY,), "Hz", _megahertz),
-    ("device.temperature", "nvmlDeviceGetTemperature", (_GPU,), "degC", int),
-    (
-        "device.temperature.slowdown",
-        "nvmlDeviceGetTemperatureThreshold",
-        (_SLOWDOWN,),
-        "degC",
-        int,
-    ),
-    (
-        "device.temperature.shutdown",
-        "nvmlDeviceGetTemperatureThreshold",
-        (_SHUTDOWN,),
-        "degC",
-        int,
-    ),
-    ("device.persistence", "nvmlDeviceGetPersistenceMode", (), "", bool),
-    ("device.compute_mode", "nvmlDeviceGetComputeMode", (), "", _mode),
-    ("device.mig.mode", "nvmlDeviceGetMigMode", (), "", _switch),
+    Field("device.ecc.mode", "nvmlDeviceGetEccMode", read=_switch),
+    Field("device.ecc.uncorrected", _ECC, (_UNCORRECTED, _VOLATILE), *_COUNT),
+    Field("device.ecc.uncorrected.aggregate", _ECC, (_UNCORRECTED, _AGGREGATE), *_COUNT),
+    Field("device.ecc.corrected", _ECC, (_CORRECTED, _VOLATILE), *_COUNT),
+    Field("device.remap.correctable", _REMAP, (), "1", lambda rows: parse_number(rows[0])),
+    Field("device.remap.uncorrectable", _REMAP, (), "1", lambda rows: parse_number(rows[1])),
+    Field("device.remap.pending", _REMAP, (), "", lambda rows: _flag(rows[2])),
+    Field("device.remap.failed", _REMAP, (), "", lambda rows: _flag(rows[3])),
+    Field("device.retired.pending", "nvmlDeviceGetRetiredPagesPendingStatus", read=_flag),
+    Field("device.pcie.generation.current", "nvmlDeviceGetCurrPcieLinkGeneration", (), *_COUNT),
+    Field("device.pcie.generation.max", "nvmlDeviceGetMaxPcieLinkGeneration", (), *_COUNT),
+    Field("device.pcie.width.current", "nvmlDeviceGetCurrPcieLinkWidth", (), *_COUNT),
+    Field("device.pcie.width.max", "nvmlDeviceGetMaxPcieLinkWidth", (), *_COUNT),
+    Field("device.power.limit", "nvmlDeviceGetEnforcedPowerLimit", (), "W", parse_watt),
+    Field("device.power.limit.default", _DEFAULT_POWER, (), "W", parse_watt),
+    Field("device.power.draw", "nvmlDeviceGetPowerUsage", (), "W", parse_watt),
+    Field("device.clock.sm", _CLOCK, (_SM,), "Hz", parse_hertz),
+    Field("device.clock.sm.max", _MOST, (_SM,), "Hz", parse_hertz),
+    Field("device.clock.memory", _CLOCK, (_MEMORY,), "Hz", parse_hertz),
+    Field("device.clock.memory.max", _MOST, (_MEMORY,), "Hz", parse_hertz),
+    Field("device.temperature", "nvmlDeviceGetTemperature", (_GPU,), "degC", parse_number),
+    Field("device.temperature.slowdown", _THRESHOLD, (_SLOWDOWN,), "degC", parse_number),
+    Field("device.temperature.shutdown", _THRESHOLD, (_SHUTDOWN,), "degC", parse_number),
+    Field("device.persistence", "nvmlDeviceGetPersistenceMode", read=_flag),
+    Field("device.compute_mode", "nvmlDeviceGetComputeMode", read=_compute_mode),
+    Field("device.mig.mode", "nvmlDeviceGetMigMode", read=_switch),
+    Field("device.driver_model", "nvmlDeviceGetDriverModel", read=_driver_model),
+)
+DEVICE_KEYS = (
+    *(field.key for field in (*_OWN_FIELDS, *_BOARD_FIELDS)),
+    *gpu_memory.KEYS,
+    *gpu_processes.KEYS,
+    "device.throttle.reasons",
+    "device.mig.parent",
+    "device.index",
 )
 
 
-def read_driver(nvml: Nvml, root: Path = Path("/")) -> dict[str, Evidence]:
-    """Return driver versions and the number of devices, without a scope."""
-    return {
-        "driver.version": nvml.evidence("nvmlSystemGetDriverVersion", unit="version"),
-        "driver.nvml.version": nvml.evidence("nvmlSystemGetNVMLVersion"),
-        "driver.cuda.version": nvml.evidence(
-            "nvmlSystemGetCudaDriverVersion",
-            unit="version",
-            read=lambda number: f"{number // 1000}.{number % 1000 // 10}",
+def read_driver(nvml: Nvml, root: Path = _ROOT) -> dict[str, Evidence]:
+    """Return driver versions and the number of devices this process may use, without a scope."""
+    counted = read_count(nvml, root)
+    found = {
+        "driver.version": nvml.evidence(
+            "nvmlSystemGetDriverVersion", unit="version", read=parse_text
         ),
-        "device.count": _visible_count(nvml, root),
+        "driver.nvml.version": nvml.evidence(
+            "nvmlSystemGetNVMLVersion", unit="version", read=parse_text
+        ),
+        "driver.cuda.version": nvml.evidence(
+            "nvmlSystemGetCudaDriverVersion_v2", unit="version", read=parse_cuda_version
+        ),
     }
+    if nvml.problem and isinstance(counted, Known):  # no GPU, hence no driver to ask after
+        found = dict.fromkeys(found, absent(f"no driver: {counted.note}", counted.source))
+    return {**found, "device.count": counted}
 
 
-def read_device(nvml: Nvml, uuid: str, index: int) -> dict[str, Evidence]:
-    """Return every field of one device, without a scope; `index` is its place among the visible."""
+def read_count(nvml: Nvml, root: Path = _ROOT) -> Evidence:
+    """Return how many GPUs or MIG slices CUDA_VISIBLE_DEVICES leaves to this process.
+
+    Without a driver the bus is asked: no NVIDIA device there means 0; one there means that its
+    driver is missing, and how many GPUs there are is Unknown. A lost device is not counted, and
+    when no other answers the number is Unknown.
+    """
+    if nvml.problem:
+        return _count_without_driver(nvml, root)
+    source = "NVML nvmlDeviceGetCount, CUDA_VISIBLE_DEVICES"
+    try:
+        boards = read_boards(nvml)
+    except (RefusedError, ValueError) as error:
+        return Unknown(str(error), source)
+    lost = [board.problem for board in boards if board.problem]
+    if lost and len(lost) == len(boards):
+        return Unknown(f"NVML lists {len(boards)} device(s), but: {lost[0]}", source)
+    visible = read_visible(nvml)
+    notes = [f"NVML lists {len(boards)}"] if len(boards) != len(visible) else []
+    notes += [f"{len(lost)} of them: {lost[0]}"] if lost else []
+    return Known(len(visible), "1", source, note="; ".join(notes))
+
+
+def _count_without_driver(nvml: Nvml, root: Path) -> Evidence:
+    source = "NVML nvmlInit"
+    problem = nvml.problem
+    if nvml.problem_code == LIBRARY_NOT_FOUND and (root / _WSL_LIBRARY).exists():
+        problem += f"; hint: add /{Path(_WSL_LIBRARY).parent} to the linker's path (ldconfig)"
+    if nvml.problem_code not in (0, DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND):
+        return Unknown(problem, source)
+    there = pci.read_hardware(root)
+    if isinstance(there, Unknown):
+        return Unknown(f"{problem}; {there.reason}", source)
+    if there.value:
+        reason = f"an NVIDIA device is on the PCI bus, but {problem}"
+        return Unknown(reason, f"{source}, {there.source}")
+    note = "; ".join(filter(None, (problem, "no NVIDIA device on the PCI bus", there.note)))
+    return Known(0, "1", there.source, note=note)
+
+
+def read_device(nvml: Nvml, uuid: str, index: int, root: Path = _ROOT) -> dict[str, Evidence]:
+    """Return every field of one device, without a scope; `index` is its place among the visible.
+
+    Of a MIG slice, what it shares with its board (temperature, power, ECC) is the board's.
+    """
+    source = "NVML nvmlDeviceGetHandleByUUID"
     try:
         handle = nvml.ask("nvmlDeviceGetHandleByUUID", uuid)
-    except nvml.library.NVMLError as error:
-        return _unknown(reason_of(error))
-    found = {
-        key: nvml.evidence(function, handle, *arguments, unit=unit, read=read)
-        for key, function, arguments, unit, read in _FIELDS
-    }
-    if uuid.startswith("MIG-"):
-        found["device.uuid"] = Known(uuid, source="CUDA_VISIBLE_DEVICES")
-    found["device.index"] = Known(index, "1", source="CUDA_VISIBLE_DEVICES and PCI bus order")
-    found |= _memory(nvml, handle)
-    found |= _remap(nvml, handle)
-    found |= _processes(nvml, handle)
-    found |= _pci(nvml, handle)
+        board = read_board_handle(nvml, handle, uuid)
+    except RefusedError as error:
+        return dict.fromkeys(DEVICE_KEYS, Unknown(str(error), source))
+    found = {field.key: _ask(nvml, handle, field) for field in _OWN_FIELDS}
+    found |= {field.key: _ask(nvml, board, field) for field in _BOARD_FIELDS}
+    found["device.throttle.reasons"] = read_throttle(nvml, board)
+    found["device.index"] = Known(index, "1", "CUDA_VISIBLE_DEVICES and PCI bus order")
+    parent = nvml.evidence("nvmlDeviceGetUUID", board, read=parse_text)
+    whole = absent("not a MIG slice", source)
+    found["device.mig.parent"] = parent if uuid.startswith("MIG-") else whole
+    found |= gpu_memory.read(nvml, handle, found["device.name"], found["device.capability"], root)
+    found |= gpu_processes.read(nvml, handle)
     return found
 
 
@@ -182,133 +229,10 @@ def scoped(found: dict[str, Evidence], label: str) -> dict[str, Evidence]:
     return {Scope(label).key(key): value for key, value in found.items()}
 
 
-def _visible_count(nvml: Nvml, root: Path) -> Evidence:
-    counted = count_devices(nvml, root)
-    if isinstance(counted, Unknown) or not counted.value:
-        return counted
-    visible = len(read_visible(nvml))
-    note = "" if visible == counted.value else f"NVML sees {counted.value}"
-    return Known(visible, "1", f"{counted.source}, CUDA_VISIBLE_DEVICES", note=note)
+def no_device(label: str, evidence: Evidence) -> dict[str, Evidence]:
+    """Return one answer for every device field, for a device that is not there."""
+    return scoped(dict.fromkeys(DEVICE_KEYS, evidence), label)
 
 
-def _memory(nvml: Nvml, handle: Any) -> dict[str, Evidence]:
-    names = ("total", "free", "used", "reserved")
-    version = getattr(nvml.library, "nvmlMemory_v2", None)
-    arguments = () if version is None else (version,)
-    found: dict[str, Evidence] = {
-        f"device.memory.{name}": nvml.evidence(
-            "nvmlDeviceGetMemoryInfo",
-            handle,
-            *arguments,
-            unit="B",
-            read=lambda info, name=name: int(getattr(info, name)),
-        )
-        for name in names
-    }
-    total = found["device.memory.total"]
-    if isinstance(total, Known) and total.absent:
-        return {**found, **_unified_memory(total.source)}
-    kind = Known("dedicated", source=total.source)
-    found["device.memory.kind"] = kind if isinstance(total, Known) else total
-    return found
-
-
-def _unified_memory(source: str) -> dict[str, Evidence]:
-    # GB10 and Jetson: NVML answers "not supported", since the memory is the host's
-    memory = psutil.virtual_memory()
-    note = "unified with the host's memory; MemAvailable counts what the page cache would give back"
-    origin = f"/proc/meminfo, since {source} is not supported"
-    return {
-        "device.memory.kind": Known("unified", source=source),
-        "device.memory.total": Known(memory.total, "B", origin, note=note),
-        "device.memory.free": Known(memory.available, "B", origin, note=note),
-    }
-
-
-def _remap(nvml: Nvml, handle: Any) -> dict[str, Evidence]:
-    # nvmlDeviceGetRemappedRows: correctable, uncorrectable, pending, failed
-    places = (
-        ("device.remap.correctable", 0, "1", int),
-        ("device.remap.uncorrectable", 1, "1", int),
-        ("device.remap.pending", 2, "", bool),
-        ("device.remap.failed", 3, "", bool),
-    )
-    return {
-        key: nvml.evidence(
-            "nvmlDeviceGetRemappedRows",
-            handle,
-            unit=unit,
-            read=lambda rows, place=place, kind=kind: kind(rows[place]),
-        )
-        for key, place, unit, kind in places
-    }
-
-
-def _processes(nvml: Nvml, handle: Any) -> dict[str, Evidence]:
-    ours = _own_processes()
-
-    def listed(processes: Any) -> list[dict[str, Any]]:
-        return [
-            {"pid": int(item.pid), "name": _process_name(int(item.pid)), "memory": _used(item)}
-            for item in processes
-        ]
-
-    def foreign(processes: Any) -> list[dict[str, Any]]:
-        return [item for item in listed(processes) if item["pid"] not in ours]
-
-    compute = "nvmlDeviceGetComputeRunningProcesses"
-    return {
-        "device.processes.compute": nvml.evidence(compute, handle, read=listed),
-        "device.processes.foreign": nvml.evidence(compute, handle, read=foreign),
-        "device.processes.graphics": nvml.evidence(
-            "nvmlDeviceGetGraphicsRunningProcesses", handle, read=listed
-        ),
-    }
-
-
-def _own_processes() -> set[int]:
-    # a parent that started us (make, tox, xdist's controller) and our children are not foreign
-    me = psutil.Process()
-    family = [me, *me.parents(), *me.children(recursive=True)]
-    return {item.pid for item in family} | {os.getpid()}
-
-
-def _process_name(pid: int) -> str:
-    try:
-        return psutil.Process(pid).name()
-    except psutil.Error:
-        return "not visible from here (another container or user)"
-
-
-def _used(item: Any) -> int | None:
-    value = getattr(item, "usedGpuMemory", None)
-    return None if value is None else int(value)
-
-
-def _pci(nvml: Nvml, handle: Any) -> dict[str, Evidence]:
-    def bus_id(info: Any) -> str:
-        value = info.busId
-        return value.decode() if isinstance(value, bytes) else str(value)
-
-    def pci_id(info: Any) -> str:
-        number = int(info.pciDeviceId)
-        return f"{number & 0xFFFF:04x}:{number >> 16:04x}"
-
-    function = "nvmlDeviceGetPciInfo"
-    return {
-        "device.pci.bus_id": nvml.evidence(function, handle, read=bus_id),
-        "device.pci.id": nvml.evidence(function, handle, read=pci_id),
-    }
-
-
-def no_device(label: str, reason: str) -> dict[str, Evidence]:
-    """Return every device field as Unknown, for a device that is not there."""
-    return scoped(_unknown(reason), label)
-
-
-def _unknown(reason: str) -> dict[str, Evidence]:
-    keys = [row[0] for row in _FIELDS]
-    keys += [f"device.memory.{name}" for name in ("total", "free", "used", "reserved", "kind")]
-    keys += [f"device.remap.{name}" for name in ("pending", "failed")]
-    keys += [f"device.processes.{name}" for name in ("compute", "foreign", "graphics")]
-    return {key: Unknown(reason, "NVML") for key in keys}
+def _ask(nvml: Nvml, handle: Any, field: Field) -> Evidence:
+    return nvml.evidence(field.function, handle, *field.arguments, unit=field.unit, read=field.read)

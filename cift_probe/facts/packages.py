@@ -114,21 +114,29 @@ def parse_symbols(image: bytes) -> tuple[str, bool | None]:
     return cuda, False if _OLD_ABI.search(image) else None
 
 
-def read_packages(
-    paths: Sequence[str] | None = None, also: Sequence[str] = ()
-) -> dict[str, Evidence]:
+def read_packages(paths: Sequence[str] | None = None) -> dict[str, Evidence]:
     """Return versions, NVIDIA wheels, duplicates and what FlashAttention was built for.
 
-    `paths` are the folders searched, in order (default: sys.path); `also` are further names.
+    `paths` are the folders searched, in order; default: sys.path.
     """
     folders = list(sys.path if paths is None else paths)
-    found: dict[str, Evidence] = {
-        f"package.{name}": _read_version(name, folders) for name in (*NAMES, *also)
-    }
+    found = {f"package.{name}": read_version(name, folders) for name in NAMES}
     everything = list(_scan(folders))
     found["package.nvidia.wheels"] = _nvidia_wheels(everything)
     found["package.duplicates"] = _duplicates(everything)
     return found | read_flash_attention(folders)
+
+
+def read_version(name: str, paths: Sequence[str] | None = None) -> Evidence:
+    """Return the version of one distribution from its metadata; absent when not installed."""
+    source = f"metadata of {name}"
+    installed = _find(name, sys.path if paths is None else paths)
+    if installed is None:
+        return absent(f"{name} is not installed", source)
+    try:
+        return Known(parse_version(_metadata(installed)), "version", source)
+    except ValueError as error:
+        return Unknown(f"{name}: {error}", source)
 
 
 def read_flash_attention(folders: list[str]) -> dict[str, Evidence]:
@@ -213,20 +221,9 @@ def _files(installed: Distribution) -> list[str]:
     return [row[0] for row in rows if row]
 
 
-def _read_version(name: str, folders: list[str]) -> Evidence:
-    source = f"metadata of {name}"
-    installed = _find(name, folders)
-    if installed is None:
-        return absent(f"{name} is not installed", source)
-    try:
-        return Known(parse_version(_metadata(installed)), "version", source)
-    except ValueError as error:
-        return Unknown(f"{name}: {error}", source)
-
-
-def _find(name: str, folders: list[str]) -> Distribution | None:
+def _find(name: str, folders: Sequence[str]) -> Distribution | None:
     # The first on the path is the one that an import finds.
-    return next(iter(distributions(name=name, path=folders)), None)
+    return next(iter(distributions(name=name, path=list(folders))), None)
 
 
 def _metadata(installed: Distribution) -> str:

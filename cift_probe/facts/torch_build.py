@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from cift_probe.evidence import Evidence, Known, Scope, Unknown, absent
 from cift_probe.worker import WorkerFaultError
@@ -14,58 +14,96 @@ _DEADLINE_S = 180.0  # a first import from a cold network disk takes minutes
 _BUILD = "cift_probe.stack.build:read_torch_build"
 _DEVICE = "cift_probe.stack.build:read_torch_device"
 _SOURCE = "import torch, in a child process"
-
 _NO_CUDA = "this torch was built without CUDA"
-# key, field of the child's answer, unit, what the absence of a value means ("" = not told)
+
+
+class Field(NamedTuple):
+    """One key, its field of the child's answer, its unit, and what a missing value means."""
+
+    key: str
+    field: str
+    unit: str = ""
+    missing: str = ""  # empty: not told, hence Unknown
+
+
 _BUILD_FIELDS = (
-    ("torch.version", "version", "version", ""),
-    ("torch.file", "file", "", ""),
-    ("torch.cuda.version", "cuda", "version", _NO_CUDA),
-    ("torch.hip.version", "hip", "version", "this torch was built without ROCm"),
-    ("torch.arch.list", "arch_list", "", _NO_CUDA),
-    ("torch.cxx11_abi", "cxx11_abi", "", ""),
-    ("torch.cudnn.version", "cudnn", "version", _NO_CUDA),
-    ("torch.nccl.version", "nccl", "version", "this torch was built without NCCL"),
-    ("torch.cuda.available", "available", "", ""),
-    ("torch.cuda.error", "error", "", "torch reports no error"),
-    ("torch.cuda.count", "count", "1", ""),
+    Field("torch.version", "version", "version"),
+    Field("torch.file", "file"),
+    Field("torch.cuda.version", "cuda", "version", _NO_CUDA),
+    Field("torch.hip.version", "hip", "version", "this torch was built without ROCm"),
+    Field("torch.arch.list", "arch_list", "", _NO_CUDA),
+    Field("torch.cxx11_abi", "cxx11_abi"),
+    Field("torch.cudnn.version", "cudnn", "version", "this torch was built without cuDNN"),
+    Field("torch.nccl.version", "nccl", "version", "this torch was built without NCCL"),
+)
+# These depend on the devices that the child sees, and so belong to its device.
+_START_FIELDS = (
+    Field("torch.cuda.available", "available"),
+    Field("torch.cuda.error", "error", "", "CUDA reports no error"),
+    Field("torch.cuda.count", "count", "1"),
 )
 _DEVICE_FIELDS = (
-    ("torch.device.name", "name", "", ""),
-    ("torch.device.uuid", "uuid", "", ""),
-    ("torch.device.capability", "capability", "capability", ""),
-    ("torch.device.memory.total", "total_memory", "B", ""),
+    Field("torch.device.name", "name"),
+    Field("torch.device.uuid", "uuid"),
+    Field("torch.device.capability", "capability", "capability"),
+    Field("torch.device.memory.total", "total_memory", "B"),
+    Field("torch.device.memory.free", "free_memory", "B"),
+    Field("torch.device.bf16", "bf16"),
+    Field("torch.device.integrated", "integrated"),
+    Field("torch.device.num_multiprocessors", "num_multiprocessors", "1"),
+    Field("torch.device.shared_memory", "shared_memory", "B"),
 )
 
 
-def read_torch_build(call: Call) -> dict[str, Evidence]:
-    """Return versions and build flags of torch; a child that fails makes all of them Unknown."""
-    return _read(call, _BUILD, _BUILD_FIELDS)
+def read_torch_build(call: Call | None, label: str = "") -> dict[str, Evidence]:
+    """Return versions and build flags of torch, and whether CUDA starts on the device `label`.
 
-
-def read_torch_device(call: Call, label: str) -> dict[str, Evidence]:
-    """Return what torch says of the one device that its child sees, under stored keys."""
-    found = _read(call, _DEVICE, _DEVICE_FIELDS)
-    return {Scope(label).key(key): value for key, value in found.items()}
-
-
-def _read(
-    call: Call, target: str, fields: tuple[tuple[str, str, str, str], ...]
-) -> dict[str, Evidence]:
-    try:
-        told = call(target, None, _DEADLINE_S)
-    except WorkerFaultError as fault:
-        return {key: Unknown(fault.detail, _SOURCE) for key, *_ in fields}
+    A child that fails makes all of them Unknown, with what the child said.
+    """
+    fields = (*_BUILD_FIELDS, *_START_FIELDS)
+    found = _read(call, _BUILD, fields)
+    scope = Scope(label if label.startswith("gpu") else "")
     return {
-        key: _evidence(told.get(field), unit, missing, told.get("error"))
-        for key, field, unit, missing in fields
+        scope.key(field.key) if field in _START_FIELDS else field.key: found[field.key]
+        for field in fields
     }
 
 
-def _evidence(value: Any, unit: str, missing: str, error: str | None) -> Evidence:
+def read_torch_device(call: Call | None, label: str) -> dict[str, Evidence]:
+    """Return what torch says of the one device that its child sees, under stored keys."""
+    if label == "cpu":
+        found: dict[str, Evidence] = {
+            field.key: absent("the CPU is no CUDA device") for field in _DEVICE_FIELDS
+        }
+    else:
+        found = _read(call, _DEVICE, _DEVICE_FIELDS)
+    return {Scope(label).key(key): value for key, value in found.items()}
+
+
+def _read(call: Call | None, target: str, fields: tuple[Field, ...]) -> dict[str, Evidence]:
+    answer = _ask(call, target)
+    if not isinstance(answer, dict):
+        return {field.key: answer for field in fields}
+    return {field.key: _evidence(answer, field) for field in fields}
+
+
+def _ask(call: Call | None, target: str) -> dict[str, Any] | Evidence:
+    if call is None:
+        return Unknown("torch is read in a child process, and here is none", _SOURCE)
+    try:
+        told = call(target, {}, _DEADLINE_S)
+    except WorkerFaultError as fault:
+        return Unknown(fault.detail, _SOURCE)
+    if not isinstance(told, dict):
+        return Unknown(f"the child answered {told!r}", _SOURCE)
+    return absent(str(told["missing"]), _SOURCE) if "missing" in told else told
+
+
+def _evidence(told: dict[str, Any], field: Field) -> Evidence:
+    value = told.get(field.field)
     if value is not None:
-        note = error or "" if value is False else ""
-        return Known(value, unit, _SOURCE, note=note)
-    if missing:
-        return absent(missing, _SOURCE)
-    return Unknown("torch does not tell", _SOURCE)
+        note = (told.get("error") or "") if field.field == "available" else ""
+        return Known(value, field.unit, _SOURCE, note=note)
+    if field.missing and field.field in told:
+        return absent(field.missing, _SOURCE)
+    return Unknown(f"torch does not tell {field.field}", _SOURCE)

@@ -43,7 +43,7 @@ class Watch:
 
         watch = self
 
-        class Marks(TrainerCallback):  # type: ignore[misc] - transformers exports it lazily
+        class Marks(TrainerCallback):  # type: ignore[misc]  # transformers exports it lazily
             def on_step_begin(self, *_: Any, **__: Any) -> None:
                 watch.step_begins()
 

@@ -70,4 +70,4 @@ def _errors(shape: tuple[int, int, int], dtype: Any, task: Task) -> tuple[float,
 def _worst(values: Iterable[float]) -> float:
     # max() would drop a NaN that is not the first value
     numbers = list(values)
-    return next((number for number in numbers if math.isnan(number)), max(numbers))  # noqa: PLR0124
+    return next((number for number in numbers if math.isnan(number)), max(numbers))

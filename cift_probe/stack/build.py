@@ -1,68 +1,109 @@
 """What torch says of its build and of the device it sees; carried out in a child process.
 
-The child sees one GPU at the most, through CUDA_VISIBLE_DEVICES.
+The child sees one GPU at the most, through CUDA_VISIBLE_DEVICES. None stands for "this build has
+none", or "torch does not tell".
 """
 
 from __future__ import annotations
 
+import os
+import warnings
+from contextlib import suppress
 from typing import Any
 
+_CUDNN_9 = 90_000  # cudnn.h: major * 10000 + minor * 100 + patch since 9, major * 1000 + … before
 
-def read_torch_build(_payload: None) -> dict[str, Any]:
-    """Return version, build flags and whether CUDA initialises; None is "this build has none"."""
-    import torch
 
-    cuda = torch.version.cuda
-    found: dict[str, Any] = {
+def read_torch_build(_payload: Any) -> dict[str, Any]:
+    """Return version, build flags and whether CUDA starts; {"missing": reason} without torch.
+
+    Asks for the number of devices and no more, which makes no CUDA context.
+    """
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        return {"missing": "torch is not installed"}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        available = torch.cuda.is_available()
+        count = torch.cuda.device_count()
+    accelerated = bool(torch.version.cuda or torch.version.hip)
+    found = {
         "version": str(torch.__version__),
         "file": torch.__file__,
-        "cuda": cuda,
+        "cuda": torch.version.cuda,
         "hip": torch.version.hip,
-        "arch_list": torch.cuda.get_arch_list() if cuda else None,
+        "arch_list": _arch_list(torch) if accelerated else None,
         "cxx11_abi": bool(torch.compiled_with_cxx11_abi()),
-        "cudnn": _cudnn(torch) if cuda else None,
-        "nccl": _nccl(torch) if cuda else None,
-        "available": torch.cuda.is_available(),
-        "count": torch.cuda.device_count(),
-        "error": None,
+        "nccl": _nccl(torch) if accelerated else None,
+        "available": available,
+        "count": count,
+        "error": None if available else _start_error(torch, caught),
     }
-    if cuda and not found["available"]:
-        found["error"] = _initialisation_error(torch)
-    if cuda and not found["arch_list"]:
-        # get_arch_list() is empty when CUDA is not available; the flags are compiled in
-        found["arch_list"] = str(torch._C._cuda_getArchFlags() or "").split()  # noqa: SLF001
+    with suppress(RuntimeError):  # torch was built against another cuDNN than the one loaded
+        cudnn: Any = torch.backends.cudnn
+        number = cudnn.version()
+        found["cudnn"] = None if number is None else parse_cudnn(int(number))
     return found
 
 
-def read_torch_device(_payload: None) -> dict[str, Any]:
-    """Return name, UUID, capability and memory of the one visible device, as CUDA tells them."""
+def read_torch_device(_payload: Any) -> dict[str, Any]:
+    """Return what torch tells of the one visible device; memory in bytes.
+
+    Makes a CUDA context. Raises RuntimeError or AssertionError when CUDA does not start.
+    """
     import torch
 
     found = torch.cuda.get_device_properties(0)
-    uuid = getattr(found, "uuid", None)
+    free, _ = torch.cuda.mem_get_info(0)
     return {
         "name": found.name,
-        "uuid": None if uuid is None else f"GPU-{str(uuid).removeprefix('GPU-')}",
+        "uuid": parse_uuid(getattr(found, "uuid", None), os.environ.get("CUDA_VISIBLE_DEVICES")),
         "capability": f"{found.major}.{found.minor}",
-        "total_memory": found.total_memory,
+        "total_memory": int(found.total_memory),
+        "free_memory": int(free),
+        "bf16": bool(torch.cuda.is_bf16_supported(including_emulation=False)),
+        "integrated": bool(found.is_integrated),
+        "num_multiprocessors": int(found.multi_processor_count),
+        "shared_memory": getattr(found, "shared_memory_per_block_optin", None),
     }
 
 
-def _initialisation_error(torch: Any) -> str:
+def parse_uuid(told: object, selected: str | None) -> str | None:
+    """Return torch's UUID as NVML writes it, or None when it does not name the device.
+
+    torch gives the digits alone, and of a MIG slice they may be those of its board.
+    """
+    if told is None:
+        return None
+    digits = str(told).removeprefix("GPU-")
+    if selected and selected.startswith("MIG-"):
+        return selected if selected.endswith(digits) else None
+    return f"GPU-{digits}"
+
+
+def parse_cudnn(number: int) -> str:
+    """Return "9.10.2" from 91002, "8.9.7" from 8907."""
+    major, rest = divmod(number, 10_000 if number >= _CUDNN_9 else 1_000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def _arch_list(torch: Any) -> list[str]:
+    # Not torch.cuda.get_arch_list(): that is empty where CUDA does not start.
+    return str(torch._C._cuda_getArchFlags() or "").split()  # noqa: SLF001 - as above
+
+
+def _start_error(torch: Any, caught: list[warnings.WarningMessage]) -> str:
+    texts = [str(item.message) for item in caught if "CUDA" in str(item.message)]
+    if texts:
+        return " ".join(texts[0].split())
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
         return str(error).partition("\n")[0]
-    return "torch.cuda.is_available() is false, yet CUDA initialises"
-
-
-def _cudnn(torch: Any) -> str | None:
-    number = torch.backends.cudnn.version()
-    if number is None:
-        return None
-    # cudnn.h: major * 10000 + minor * 100 + patch since 9.0, major * 1000 + … before
-    thousand = 10_000 if number >= 90_000 else 1_000  # noqa: PLR2004 - the two schemes above
-    return f"{number // thousand}.{number % thousand // 100}.{number % 100}"
+    return "torch sees no CUDA device, yet CUDA starts"
 
 
 def _nccl(torch: Any) -> str | None:

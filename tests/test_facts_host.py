@@ -1,0 +1,281 @@
+import os
+from pathlib import Path
+
+import pytest
+from fake_nvml import RECORDED
+
+from cift_probe.evidence import Evidence, Known, Unknown
+from cift_probe.facts import cgroup, host
+
+GIB = 1 << 30
+KIB = 1 << 10
+
+
+def value(item: Evidence) -> object:
+    assert isinstance(item, Known), item
+    assert not item.absent, item
+    return item.value
+
+
+def absent_reason(item: Evidence) -> str:
+    assert isinstance(item, Known)
+    assert item.value is None
+    return item.absent
+
+
+def read(machine: str) -> dict[str, Evidence]:
+    return host.read_host(RECORDED / machine)
+
+
+def test_a_container_of_cgroup_v2_limits_memory_and_processors() -> None:
+    found = read("host-docker-v2")
+    # limit 32 GiB, use 12 GiB, of which 2 GiB are page cache that the kernel would drop
+    assert value(found["host.memory.available"]) == 22 * GIB
+    assert value(found["host.memory.limit"]) == 32 * GIB
+    assert value(found["host.memory.total"]) == 60817408 * KIB
+    assert value(found["host.cpu.num_usable"]) == 4.0
+    assert value(found["host.cpu.num_logical"]) == 8
+    assert value(found["host.cpu.num_physical"]) == 4
+    assert value(found["host.container"]) == "docker"
+    assert value(found["host.os"]) == "Debian GNU/Linux 12 (bookworm)"
+    assert value(found["host.kernel"]) == "6.8.0-45-generic"
+    assert value(found["host.wsl"]) is False
+    assert {item.unit for item in found.values() if isinstance(item, Known)} == {
+        "",
+        "1",
+        "B",
+        "version",
+    }
+
+
+def test_a_container_of_cgroup_v1_is_found_below_its_mount() -> None:
+    found = read("host-docker-v1")
+    assert value(found["host.memory.limit"]) == 16 * GIB
+    assert value(found["host.memory.available"]) == 12 * GIB
+    assert value(found["host.cpu.num_usable"]) == 1.5
+    assert value(found["host.container"]) == "docker"
+
+
+def test_the_smallest_limit_and_the_least_room_are_sought_in_every_group_above() -> None:
+    found = read("host-slurm")
+    limit, available = found["host.memory.limit"], found["host.memory.available"]
+    assert value(limit) == 64 * GIB
+    assert value(available) == 48 * GIB
+    assert isinstance(available, Known)
+    assert available.source.endswith("job_4711")
+    assert value(found["host.cpu.num_usable"]) == 4
+
+
+def test_a_larger_limit_with_less_room_decides_what_is_available() -> None:
+    folder = Path("/x")
+    levels = [cgroup.Level(folder, 10, 9), cgroup.Level(folder / "up", 20, 3)]
+    found = host._available(Known(100, "B"), levels)  # noqa: SLF001 - no recorded tree has both
+    assert (value(found), value(cgroup.read_memory_limit(levels))) == (3, 10)
+
+
+def test_no_limit_is_absent_and_the_host_decides() -> None:
+    found = read("host-no-limit")
+    assert absent_reason(found["host.memory.limit"]) == "no cgroup limits memory"
+    assert value(found["host.memory.available"]) == 120000000 * KIB
+    assert value(found["host.cpu.num_usable"]) == 4
+    assert value(found["host.cpu.num_physical"]) == 2
+    assert absent_reason(found["host.container"]) == "not in a container"
+
+
+def test_a_limit_that_cannot_be_read_is_unknown_and_so_is_what_is_available() -> None:
+    for machine, reason in (("host-broken", "memory.max"), ("host-unmounted", "not mounted")):
+        found = read(machine)
+        for key in ("host.memory.limit", "host.memory.available", "host.cpu.num_usable"):
+            item = found[key]
+            assert isinstance(item, Unknown), (machine, key)
+            assert reason in item.reason or "cpu" in item.reason
+    assert isinstance(read("host-broken")["host.memory.total"], Unknown)
+    assert isinstance(read("host-broken")["host.cpu.model"], Unknown)
+    assert isinstance(read("host-broken")["host.cpu.num_logical"], Unknown)
+
+
+def test_a_limit_whose_use_is_not_told_leaves_available_unknown(tmp_path: Path) -> None:
+    for path, text in {
+        "proc/self/cgroup": "0::/\n",
+        "proc/self/mountinfo": "35 23 0:29 / /cg rw - cgroup2 cgroup2 rw\n",
+        "proc/meminfo": "MemTotal: 100 kB\nMemAvailable: 90 kB\n",
+        "cg/memory.max": "4096\n",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert isinstance(host.read_memory(tmp_path)["host.memory.available"], Unknown)
+    (tmp_path / "cg/memory.current").write_text("1024\n")
+    assert value(host.read_memory(tmp_path)["host.memory.available"]) == 3072
+    (tmp_path / "cg/memory.current").write_text("9000\n")
+    assert value(host.read_memory(tmp_path)["host.memory.available"]) == 0
+    (tmp_path / "proc/self/mountinfo").unlink()
+    assert isinstance(host.read_memory(tmp_path)["host.memory.limit"], Unknown)
+
+
+def test_a_group_outside_of_the_mount_is_the_mount_itself(tmp_path: Path) -> None:
+    for path, text in {
+        "proc/self/cgroup": "0::/../../other\n",
+        "proc/self/mountinfo": "35 23 0:29 / /cg\\040x rw - cgroup2 cgroup2 rw\n",
+        "cg x/memory.max": "4096\n",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    assert value(host.read_memory(tmp_path)["host.memory.limit"]) == 4096
+
+
+def test_a_gvisor_sandbox_has_its_own_memory_and_no_groups() -> None:
+    found = read("host-gvisor")
+    assert value(found["host.container"]) == "gvisor"
+    assert value(found["host.memory.available"]) == 8100000 * KIB
+    assert absent_reason(found["host.memory.limit"])
+    assert value(found["host.cpu.num_usable"]) == 2
+    assert isinstance(found["host.cpu.num_physical"], Unknown)
+
+
+def test_wsl_is_recognised_by_its_kernel() -> None:
+    found = read("wsl-4090")
+    assert value(found["host.wsl"]) is True
+    assert value(found["host.os"]) == "Ubuntu 24.04.1 LTS"
+    assert value(found["host.swap.total"]) == 8388608 * KIB
+    assert not host.parse_wsl("Linux version 6.8.0-45-generic (buildd@lcy02)")
+
+
+def test_an_arm_processor_is_named_by_implementer_and_part() -> None:
+    found = read("host-grace")
+    assert value(found["host.cpu.model"]) == "Arm implementer 0x41, part 0xd4f"
+    assert value(found["host.cpu.num_logical"]) == 3
+    assert isinstance(found["host.cpu.num_physical"], Unknown)
+
+
+def test_an_empty_tree_gives_unknowns_and_no_crash(tmp_path: Path) -> None:
+    found = host.read_host(tmp_path)
+    unknown = {key for key, item in found.items() if isinstance(item, Unknown)}
+    assert unknown == {
+        "host.cpu.model",
+        "host.cpu.num_logical",
+        "host.cpu.num_physical",
+        "host.cpu.num_usable",
+        "host.memory.available",
+        "host.memory.total",
+        "host.swap.total",
+    }
+
+
+def test_this_machine_is_read_without_an_unknown_memory() -> None:
+    found = host.read_host()
+    total, available = found["host.memory.total"], found["host.memory.available"]
+    assert isinstance(total, Known)
+    assert isinstance(available, Known)
+    assert 0 < available.value <= total.value
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "kubernetes"),
+        ({"APPTAINER_CONTAINER": "/a.sif"}, "apptainer"),
+        ({"SINGULARITY_CONTAINER": "/a.sif"}, "apptainer"),
+        ({"container": "systemd-nspawn"}, "systemd-nspawn"),
+        ({}, ""),
+    ],
+)
+def test_a_container_is_recognised_by_variables(environment: dict[str, str], name: str) -> None:
+    assert host.parse_container({"/proc/version": "Linux"}, environment) == name
+
+
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [
+        ("11:memory:/kubepods/burstable/pod1/docker-abc.scope", "kubernetes"),
+        ("0::/machine.slice/libpod-ab.scope", "podman"),
+        ("0::/system.slice/containerd-x.scope", "containerd"),
+        ("0::/lxc.payload.box", "lxc"),
+        ("0::/user.slice", ""),
+    ],
+)
+def test_a_container_is_recognised_by_its_group(group: str, name: str) -> None:
+    assert host.parse_container({"/proc/self/cgroup": group}, {}) == name
+
+
+def test_podman_is_recognised_by_its_file() -> None:
+    assert host.parse_container({"/run/.containerenv": ""}, {}) == "podman"
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [("max\n", None), ("4096\n", 4096), ("9223372036854771712", None), ("0", 0)],
+)
+def test_a_limit_is_bytes_or_none(text: str, limit: int | None) -> None:
+    assert cgroup.parse_limit(text) == limit
+
+
+@pytest.mark.parametrize("text", ["", "plenty", "-1"])
+def test_a_limit_that_is_none_of_these_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"invalid literal|negative"):
+        cgroup.parse_limit(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "quota"), [("max 100000", None), ("-1\n 100000\n", None), ("150000 100000", 1.5)]
+)
+def test_a_quota_is_processors_or_none(text: str, quota: float | None) -> None:
+    assert cgroup.parse_quota(text) == quota
+
+
+@pytest.mark.parametrize("text", ["", "100000", "100000 0", "a b"])
+def test_a_quota_that_is_none_of_these_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"not enough|positive|invalid"):
+        cgroup.parse_quota(text)
+
+
+def test_shared_memory_is_measured_and_tried(tmp_path: Path) -> None:
+    found = host.read_shared_memory(tmp_path)
+    told = os.statvfs(tmp_path)
+    assert value(found["host.shm.size"]) == told.f_blocks * told.f_frsize
+    assert isinstance(found["host.shm.free"], Known)
+    assert value(found["host.shm.writable"]) is True
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shared_memory_that_refuses_a_file_is_not_writable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object, **_named: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", refuse)
+    writable = host.read_shared_memory(tmp_path)["host.shm.writable"]
+    assert value(writable) is False
+    assert isinstance(writable, Known)
+    assert writable.note == "Permission denied"
+
+
+def test_shared_memory_that_does_not_exist_has_no_room(tmp_path: Path) -> None:
+    found = host.read_shared_memory(tmp_path / "shm")
+    assert [value(found[f"host.shm.{name}"]) for name in ("size", "free", "writable")] == [
+        0,
+        0,
+        False,
+    ]
+
+
+def test_shared_memory_whose_size_is_refused_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_path: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("os.statvfs", refuse)
+    found = host.read_shared_memory(tmp_path)
+    assert isinstance(found["host.shm.size"], Unknown)
+    assert isinstance(found["host.shm.free"], Unknown)
+
+
+def test_a_resource_without_limit_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    limits = {resource.RLIMIT_MEMLOCK: resource.RLIM_INFINITY, resource.RLIMIT_NOFILE: 1024}
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (limits[kind], 0))
+    found = host.read_host()
+    assert absent_reason(found["host.memlock.limit"]) == "no limit"
+    assert value(found["host.nofile.limit"]) == 1024
