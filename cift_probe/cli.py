@@ -32,7 +32,7 @@ def run_command(arguments: list[str]) -> int:
         return _run(arguments[1:])
     options = _parser().parse_args(arguments)
     if options.command == "report":
-        return _report(Path(options.file), options.redact)
+        return _report(options)
     _parser().print_help()
     return 0
 
@@ -61,9 +61,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     report = commands.add_parser(
         "report",
-        help="print a report as Markdown; for a run that ended early, what is known so far",
+        help="print a report; for a run that ended early, what is known so far",
     )
     report.add_argument("file", metavar="FILE", help="report.json, or the folder of a run")
+    report.add_argument(
+        "--format", choices=("md", "json"), default="md", help="one page, or the whole report"
+    )
     report.add_argument(
         "--redact", action="store_true", help="leave out serials, UUIDs, host and user names"
     )
@@ -76,17 +79,20 @@ def _run(arguments: list[str]) -> int:
     return launch(arguments)
 
 
-def _report(file: Path, redacted: bool) -> int:  # noqa: FBT001 - a command-line switch
+def _report(options: argparse.Namespace) -> int:
     from cift_probe.report.assemble import open_report
     from cift_probe.report.journal import JournalError
     from cift_probe.report.markdown import render
-    from cift_probe.report.redact import redact
-    from cift_probe.report.writer import ReportError
+    from cift_probe.report.redact import read_names, redact
+    from cift_probe.report.writer import ReportError, canonical_bytes
 
     try:
-        report = open_report(file)
+        report = open_report(Path(options.file))
     except (ReportError, JournalError) as error:
         print(f"cift report: {error}", file=sys.stderr)  # noqa: T201 - a command-line tool prints
         return EXIT_USAGE
-    sys.stdout.write(render(redact(report) if redacted else report))
+    if options.redact:
+        report = redact(report, read_names())
+    text = render(report) if options.format == "md" else canonical_bytes(report).decode()
+    sys.stdout.write(text)
     return 0

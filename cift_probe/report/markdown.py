@@ -5,26 +5,47 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
-from cift_probe.evidence import Evidence, Known
+from cift_probe.evidence import Evidence, Known, Scope
 from cift_probe.report.schema import Report
 from cift_probe.verdict.answer import Answer
 from cift_probe.verdict.display import bytes_text, evidence_text
 from cift_probe.verdict.finding import Finding, Outcome, Severity
 
+# title, text with one place per key, keys
 _MACHINE_ROWS = (
-    ("CPU", ("host.cpu.model", "host.cpu.num_usable")),
-    ("host memory", ("host.memory.total", "host.memory.available", "host.memory.limit")),
-    ("system", ("host.os", "host.kernel", "host.container")),
-    ("driver", ("driver.version", "driver.cuda.version")),
-    ("disk free", ("storage.work.free", "storage.cache.free")),
-    ("cooling", ("system.cooling",)),
-    ("memory configuration", ("system.host.memory.configuration",)),
+    ("CPU", "{}, {} usable cores", ("host.cpu.model", "host.cpu.num_usable")),
+    (
+        "host memory",
+        "{} in all, {} available, limit: {}",
+        ("host.memory.total", "host.memory.available", "host.memory.limit"),
+    ),
+    ("system", "{}, kernel {}, container: {}", ("host.os", "host.kernel", "host.container")),
+    ("driver", "{}, serves CUDA {}", ("driver.version", "driver.cuda.version")),
+    (
+        "disk",
+        "{} free to work in, {} for the model cache",
+        ("storage.work.free", "storage.cache.free"),
+    ),
+    ("cooling", "{}", ("system.cooling",)),
+    ("memory modules", "{}", ("system.host.memory.configuration",)),
 )
 _DEVICE_ROWS = (
-    ("name", ("device.name", "device.capability", "device.memory.total")),
-    ("serial", ("device.serial", "device.uuid", "device.vbios")),
-    ("link", ("device.pcie.generation.max", "device.pcie.width.max")),
-    ("power limit", ("device.power.limit", "device.power.limit.default")),
+    ("", "{}, capability {}, {}", ("device.name", "device.capability", "device.memory.total")),
+    (
+        "identity",
+        "serial {}, {}, VBIOS {}",
+        ("device.serial", "device.uuid", "device.vbios"),
+    ),
+    (
+        "link, power",
+        "PCIe {} x{}, limit {} of {}",
+        (
+            "device.pcie.generation.max",
+            "device.pcie.width.max",
+            "device.power.limit",
+            "device.power.limit.default",
+        ),
+    ),
 )
 _WHOLE = 100  # from here on digits behind the point say nothing
 _PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "trl", "datasets", "accelerate")
@@ -110,15 +131,14 @@ def _machine(report: Report) -> Iterator[str]:
     yield ""
     yield "| what | value |"
     yield "|---|---|"
-    for title, keys in _MACHINE_ROWS:
-        yield f"| {title} | {_cells(report.machine, keys)} |"
-    labels = sorted(
-        key.partition("[")[2] for key in report.machine if key.startswith("device.name")
-    )
-    for label in labels:
-        for title, keys in _DEVICE_ROWS:
-            scoped = tuple(f"{key}[{label}" for key in keys)
-            yield f"| {label.rstrip(']')} {title} | {_cells(report.machine, scoped)} |"
+    for title, text, keys in _MACHINE_ROWS:
+        yield f"| {title} | {text.format(*_cells(report.machine, keys))} |"
+    names = (key for key in report.machine if key.startswith("device.name"))
+    for label in sorted(key.partition("[")[2].rstrip("]") for key in names):
+        for title, text, keys in _DEVICE_ROWS:
+            scoped = [Scope(label).key(key) for key in keys]
+            row = f"{label} {title}".strip()
+            yield f"| {row} | {text.format(*_cells(report.machine, scoped))} |"
     yield ""
 
 
@@ -130,8 +150,9 @@ def _failures(title: str, findings: list[Finding]) -> Iterator[str]:
     for finding in findings:
         yield f"- **{finding.label}** {finding.requirement} ({finding.domain}, {finding.severity})"
         yield f"  - {finding.reason}"
-        if finding.limit is not None and finding.limit.source:
-            yield f"  - limit from {finding.limit.source}"
+        for name, side in (("found", finding.found), ("limit", finding.limit)):
+            if side is not None and side.source:
+                yield f"  - {name} in {side.source}"
         yield f"  - why: {finding.why}"
         yield f"  - fix: {finding.fix}"
     yield ""
@@ -220,8 +241,8 @@ def _broken(report: Report, *, must: bool) -> list[Finding]:
     ]
 
 
-def _cells(facts: dict[str, Evidence], keys: Iterable[str]) -> str:
-    return "; ".join(_cell(facts.get(key)) for key in keys)
+def _cells(facts: dict[str, Evidence], keys: Iterable[str]) -> list[str]:
+    return [_cell(facts.get(key)) for key in keys]
 
 
 def _cell(evidence: Evidence | None) -> str:
