@@ -16,11 +16,11 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cift_probe.evidence import Evidence, Known  # noqa: E402 - needs the path
-from cift_probe.measure import sliced  # noqa: E402 - needs the path
-from cift_probe.measure.declare import Task  # noqa: E402 - needs the path
-from cift_probe.measure.inside import allocated_after_cleaning  # noqa: E402 - needs the path
-from cift_probe.plan import Plan, load_model, read_plan  # noqa: E402 - needs the path
+from cift_probe.evidence import Evidence, Known
+from cift_probe.measure import sliced
+from cift_probe.measure.declare import Task
+from cift_probe.measure.inside import allocated_after_cleaning
+from cift_probe.plan import Plan, load_model, read_plan
 
 MIB = 1024**2
 STEP_BYTES = 64 * MIB

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
+from typing import TypeAlias
 
 from cift_probe.evidence import Evidence, Known, Scope
 from cift_probe.report.schema import Report
@@ -12,7 +13,8 @@ from cift_probe.verdict.display import bytes_text, evidence_text
 from cift_probe.verdict.finding import Finding, Outcome, Severity
 
 # title, text with one place per key, keys
-_MACHINE_ROWS = (
+_Row: TypeAlias = tuple[str, str, tuple[str, ...]]
+_MACHINE_ROWS: tuple[_Row, ...] = (
     ("CPU", "{}, {} usable cores", ("host.cpu.model", "host.cpu.num_usable")),
     (
         "host memory",
@@ -29,7 +31,7 @@ _MACHINE_ROWS = (
     ("cooling", "{}", ("system.cooling",)),
     ("memory modules", "{}", ("system.host.memory.configuration",)),
 )
-_DEVICE_ROWS = (
+_DEVICE_ROWS: tuple[_Row, ...] = (
     ("", "{}, capability {}, {}", ("device.name", "device.capability", "device.memory.total")),
     (
         "identity",
