@@ -339,6 +339,11 @@ def _close_all() -> None:
         worker.close()
 
 
+def is_sticky(text: str) -> bool:
+    """Tell whether an error text means that the CUDA context of its process is gone for good."""
+    return _STICKY.search(text) is not None
+
+
 def _raised(target: str, message: _Message) -> WorkerFaultError:
     detail = f"{target}: {message.raised}"
     kind = FaultKind.RAISED
@@ -347,7 +352,7 @@ def _raised(target: str, message: _Message) -> WorkerFaultError:
             FaultKind.OUT_OF_HOST_MEMORY,
             f"{target}: host memory ran out ({message.raised})",
         )
-    elif _STICKY.search(message.raised):
+    elif is_sticky(message.raised):
         kind = FaultKind.STICKY
         detail += "; the CUDA context of that process is lost, a new one is started"
     return WorkerFaultError(kind, detail, message.traceback)

@@ -8,6 +8,7 @@ from typing import Any
 from cift_probe.evidence import Evidence, Known, Unknown, absent
 from cift_probe.measure import compare_tensors
 from cift_probe.measure.declare import Task, instrument
+from cift_probe.worker import is_sticky
 
 _LENGTH, _HEADS, _HEAD_SIZE = 256, 4, 128
 
@@ -69,6 +70,8 @@ def _error(attend: Any, task: Task) -> Evidence:
         found = attend(*inputs, causal=True)
         found.sum().backward()
     except RuntimeError as error:
+        if is_sticky(str(error)):
+            raise
         return Unknown(str(error).partition("\n")[0], "flash_attn_func")
     queries, keys, values = (item.transpose(1, 2) for item in exact)
     reference: Any = torch.nn.functional.scaled_dot_product_attention(

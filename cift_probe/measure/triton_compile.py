@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cift_probe.evidence import Evidence, Known, Unknown, absent
 from cift_probe.measure.declare import Task, instrument
+from cift_probe.worker import is_sticky
 
 _COUNT = 4096
 _NO_COMPILER = "/nonexistent/compiler"
@@ -74,7 +75,9 @@ def _compile() -> Evidence:
     try:
         add_one(values, result)
         torch.cuda.synchronize()
-    except Exception as error:  # noqa: BLE001 - Triton raises whatever its compiler passes raise
+    except Exception as error:
+        if is_sticky(str(error)):
+            raise  # the device's fault, not the compiler's
         text = str(error).strip().splitlines()
         return Known(value=False, note=f"{type(error).__name__}: {text[-1] if text else ''}")
     right = bool(torch.equal(result, values + 1))
