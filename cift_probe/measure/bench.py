@@ -14,7 +14,7 @@ import cift_probe.measure as package
 from cift_probe.evidence import Evidence, Known, Scope, Unknown
 from cift_probe.measure.declare import REGISTRY, Instrument, Task
 from cift_probe.measure.inside import Request, Result
-from cift_probe.worker import Worker, WorkerFaultError
+from cift_probe.worker import FaultKind, Worker, WorkerFaultError
 
 _RUN = "cift_probe.measure.inside:run"
 _IMPORT_ESTIMATE_S = 5.0  # a first call imports torch
@@ -117,11 +117,13 @@ class Bench:
             result = msgspec.convert(reply, Result)
         except WorkerFaultError as fault:
             self._dirty.discard(device)
-            if fault.kind == "raised":
-                self._dirty.add(
-                    device
-                )  # what an instrument leaves behind when it raises is not known
-            return dict.fromkeys(instrument.produces, Unknown(fault.detail))
+            if fault.kind is FaultKind.RAISED:
+                self._dirty.add(device)  # what it has left behind is not known
+            detail = fault.detail.replace(_RUN, f"instrument {instrument.name}")
+            return dict.fromkeys(instrument.produces, Unknown(detail))
+        except msgspec.ValidationError as error:
+            reason = f"instrument {instrument.name} answered in a wrong shape: {error}"
+            return dict.fromkeys(instrument.produces, Unknown(reason))
         finally:
             self._listener.ended(label, time.monotonic() - started)
         if result.allocated_bytes:

@@ -35,9 +35,25 @@ def run(payload: Any) -> Any:
     """Run one instrument; takes and returns JSON values."""
     request = msgspec.convert(payload, Request)
     module, _, name = request.target.partition(":")
+    if request.task.device != "cpu":
+        cap_memory(request.task.vram_cap)
     evidence = getattr(import_module(module), name)(request.task)
     safe = {key: json_safe(value) for key, value in evidence.items()}
     return msgspec.to_builtins(Result(safe, allocated_after_cleaning()))
+
+
+def cap_memory(num_bytes: int | None) -> None:
+    """Let torch's allocator hold at most `num_bytes` on the device; None is all there is.
+
+    Where torch is missing the instrument itself says so.
+    """
+    try:
+        import torch
+    except ImportError:
+        return
+    total = torch.cuda.mem_get_info()[1]
+    share = 1.0 if num_bytes is None else min(1.0, num_bytes / total)
+    torch.cuda.set_per_process_memory_fraction(share)
 
 
 def allocated_after_cleaning() -> int | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from cift_probe.evidence import Evidence, Known, absent
 from cift_probe.measure.declare import Task, instrument
+from cift_probe.measure.inside import cap_memory
 
 _SHARE = 0.8  # of what is free; more would crowd out a compositor or another user
 _CHUNK = 1 << 30
@@ -33,6 +34,7 @@ def measure_memory_space(task: Task) -> dict[str, Evidence]:
         return dict.fromkeys(PRODUCES, absent("on the CPU there is no device memory"))
     import torch
 
+    cap_memory(None)  # the card is asked here; the cap bounds what is called usable
     held = None
     if task.fault == "held_memory":
         held = torch.ones(_HELD, dtype=torch.uint8, device="cuda")
