@@ -93,6 +93,19 @@ def _report(options: argparse.Namespace) -> int:
         return EXIT_USAGE
     if options.redact:
         report = redact(report, read_names())
-    text = render(report) if options.format == "md" else canonical_bytes(report).decode()
-    sys.stdout.write(text)
+    if options.format == "json":
+        sys.stdout.write(canonical_bytes(report).decode())
+    else:
+        _show(render(report))
     return 0
+
+
+def _show(page: str) -> None:
+    """Print a Markdown page: laid out for a person's terminal, as it is for a file or a pipe."""
+    if not sys.stdout.isatty():
+        sys.stdout.write(page)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console().print(Markdown(page))

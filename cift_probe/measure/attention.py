@@ -65,8 +65,8 @@ def measure_attention(task: Task) -> dict[str, Evidence]:
                 raise  # this process computes nothing more; its worker replaces it
             continue  # this back end does not serve the device; what is left is reported
         errors[name] = {
-            "forward": max(forward for forward, _ in found),
-            "backward": max(backward for _, backward in found),
+            "forward": compare_tensors.worst(forward for forward, _ in found),
+            "backward": compare_tensors.worst(backward for _, backward in found),
         }
     if task.device != "cpu":
         torch.cuda.synchronize()
@@ -83,8 +83,7 @@ def measure_attention(task: Task) -> dict[str, Evidence]:
 
 
 def _worst(errors: dict[str, dict[str, float]], way: str) -> float:
-    values = [item[way] for item in errors.values()]
-    return math.nan if any(map(math.isnan, values)) else max(values)
+    return compare_tensors.worst(item[way] for item in errors.values())
 
 
 def _native_dtype(torch_device: str) -> Any:
@@ -146,12 +145,11 @@ def _errors(head_size: int, dtype: Any, task: Task) -> tuple[float, float]:
     )
     found.backward(flow)
     reference.backward(flow.float())
-    backward = [
+    backward = compare_tensors.worst(
         compare_tensors.relative_error(mine.grad, theirs.grad)
         for mine, theirs in zip(inputs, exact, strict=True)
-    ]
-    worst = math.nan if any(map(math.isnan, backward)) else max(backward)
-    return compare_tensors.relative_error(found, reference), worst
+    )
+    return compare_tensors.relative_error(found, reference), backward
 
 
 def _default_kernel(dtype: Any, task: Task) -> Evidence:

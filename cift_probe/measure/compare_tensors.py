@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 SEED = 7
@@ -25,6 +26,12 @@ def random_tensor(
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(shape, generator=generator).mul_(scale)
     return drawn.to(device=device, dtype=dtype)
+
+
+def worst(errors: Iterable[float]) -> float:
+    """Return the largest error, NaN if one is NaN: max() drops one that is not the first."""
+    numbers = list(errors)
+    return math.nan if any(map(math.isnan, numbers)) else max(numbers)
 
 
 def relative_error(found: Any, reference: Any) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from typing import Any
 
 from cift_probe.evidence import Evidence, Known
@@ -39,9 +37,11 @@ def measure_matmul(task: Task) -> dict[str, Evidence]:
     fp16 = [_errors(shape, torch.float16, task) for shape in shapes]
     how = f"products of {', '.join('x'.join(map(str, shape)) for shape in shapes)} N(0, 1) values"
     return {
-        "bf16.matmul.error": Known(_worst(error for error, _ in bf16), "1", how),
-        "bf16.matmul.worst_element": Known(_worst(element for _, element in bf16), "1", how),
-        "fp16.matmul.error": Known(_worst(error for error, _ in fp16), "1", how),
+        "bf16.matmul.error": Known(compare_tensors.worst(error for error, _ in bf16), "1", how),
+        "bf16.matmul.worst_element": Known(
+            compare_tensors.worst(element for _, element in bf16), "1", how
+        ),
+        "fp16.matmul.error": Known(compare_tensors.worst(error for error, _ in fp16), "1", how),
     }
 
 
@@ -65,9 +65,3 @@ def _errors(shape: tuple[int, int, int], dtype: Any, task: Task) -> tuple[float,
         compare_tensors.relative_error(product, reference),
         compare_tensors.worst_element(product, reference),
     )
-
-
-def _worst(values: Iterable[float]) -> float:
-    # max() would drop a NaN that is not the first value
-    numbers = list(values)
-    return next((number for number in numbers if math.isnan(number)), max(numbers))
