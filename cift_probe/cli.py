@@ -74,8 +74,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: list[str]) -> int:
-    from cift_probe.pytest_plugin.launch import launch  # pytest is loaded for a run alone
-
+    try:
+        from cift_probe.pytest_plugin.launch import launch  # pytest is loaded for a run alone
+    except ModuleNotFoundError as error:
+        hint = "install cift-probe's own needs into this environment: pip install cift-probe"
+        print(f"cift run: {error}; {hint}", file=sys.stderr)  # noqa: T201 - a tool prints
+        return EXIT_USAGE
     return launch(arguments)
 
 

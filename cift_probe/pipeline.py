@@ -1,4 +1,4 @@
-"""The whole flow on one screen: gather what the witnesses say, answer plans, conclude."""
+"""The whole flow on one screen: gather what the witnesses say, conclude with answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from cift_probe.measure.bench import Bench, Listener
 from cift_probe.plan import Plan
 from cift_probe.report.assemble import Asked, assemble
 from cift_probe.report.schema import Report, Suite
-from cift_probe.verdict.answer import Answer, answer_plan
 from cift_probe.verdict.catalogue import Catalogue, load
 from cift_probe.verdict.court import Court
 
@@ -63,13 +62,6 @@ def gather(
     tried = Ledger("measured", bench.produce, hear)
     witnesses = {"facts": told, "expected": rules, "measured": tried}
     return Machine(settings, catalogue, devices, witnesses, Court(catalogue, witnesses), bench)
-
-
-def answer(machine: Machine, plan: Plan) -> Answer:
-    """Answer one plan on the first device, from what the session has measured so far."""
-    device = machine.devices[0] if machine.devices else "gpu0"
-    demanded = plan.name in machine.settings.demanded
-    return answer_plan(plan, device, machine.witnesses["measured"], demanded=demanded)
 
 
 def conclude(machine: Machine, suite: Suite, not_run: dict[str, str]) -> Report:

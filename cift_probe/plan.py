@@ -36,7 +36,6 @@ class Budget(msgspec.Struct, frozen=True):
 
     peak_allocated: int | None = None
     required: int | None = None
-    host_ram: int | None = None
     step_s: float | None = None
 
 

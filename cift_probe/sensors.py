@@ -110,7 +110,8 @@ class Nvml:
         except self.library.NVMLError as error:
             code = int(getattr(error, "value", _UNKNOWN_ERROR))
             raise RefusedError(code, _REASONS.get(code, f"NVML: {error}")) from error
-        except mismatch as error:
+        except (mismatch, TypeError) as error:
+            # an old nvidia-ml-py takes fewer arguments than its successors
             raise RefusedError(_FUNCTION_NOT_FOUND, _REASONS[_FUNCTION_NOT_FOUND]) from error
 
     def evidence(

@@ -17,13 +17,20 @@ import urllib.error
 import urllib.request
 import venv
 from pathlib import Path
+from typing import TypeAlias
 
 ROOT = Path(__file__).resolve().parent.parent
 WHEELS = "https://download.pytorch.org/whl"
-# PyTorch's index per CUDA release that a driver serves, newest first. Any driver of CUDA 12
-# serves the wheel of 12.6 (minor version compatibility), which has the longest list of devices.
-INDEX_BY_CUDA = (((13, 0), "cu130"), ((12, 0), "cu126"))
+# PyTorch's indices, newest first: the driver's CUDA release that one needs, and the capabilities
+# that it serves. Within CUDA 12 any driver serves any wheel (minor version compatibility); wheels
+# of CUDA 13 dropped what is older than Turing, those of 12.6 do not know Blackwell.
+INDICES = (
+    ("cu130", (13, 0), (7, 5), (99, 0)),
+    ("cu128", (12, 0), (10, 0), (99, 0)),
+    ("cu126", (12, 0), (5, 0), (9, 0)),
+)
 OLDEST_PYTHON = (3, 11)
+Pair: TypeAlias = tuple[int, int]
 
 
 def main() -> int:
@@ -33,7 +40,7 @@ def main() -> int:
         found = ".".join(map(str, sys.version_info[:3]))
         print(f"python is {found}; install 3.11 or later, or name it: make BOOTSTRAP=python3.12")
         return 2
-    index = "cpu" if options.cpu else choose_index(read_driver_cuda())
+    index = "cpu" if options.cpu else choose_index(*read_driver())
     folder = Path(options.venv).absolute()
     extras = "train,dev" if options.dev else "train"
     stamp, wanted = folder / "cift-stack.txt", describe(index, extras)
@@ -61,32 +68,51 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def read_driver_cuda() -> tuple[int, int] | None:
-    """Return the newest CUDA release that the driver serves, or None without a driver."""
+def read_driver() -> tuple[Pair | None, list[Pair]]:
+    """Return the newest CUDA release that the driver serves, and every device's capability.
+
+    None and no device where there is no driver.
+    """
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return None
-    version = ctypes.c_int(0)
+        return None, []
+    version, count = ctypes.c_int(0), ctypes.c_int(0)
     if library.cuDriverGetVersion(ctypes.byref(version)) != 0 or not version.value:
-        return None
-    return version.value // 1000, version.value % 1000 // 10
+        return None, []
+    release = version.value // 1000, version.value % 1000 // 10
+    if library.cuInit(0) != 0 or library.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return release, []
+    return release, [read_capability(library, device) for device in range(count.value)]
 
 
-def choose_index(driver_cuda: tuple[int, int] | None) -> str:
-    """Return the name of PyTorch's wheel index for a driver.
+def read_capability(library: ctypes.CDLL, device: int) -> Pair:
+    """Return major and minor compute capability (cuda.h, CU_DEVICE_ATTRIBUTE 75 and 76)."""
+    value = ctypes.c_int(0)
+    found = []
+    for attribute in (75, 76):
+        library.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        found.append(value.value)
+    return found[0], found[1]
 
-    >>> choose_index((12, 2)), choose_index((13, 1)), choose_index(None)
-    ('cu126', 'cu130', 'cpu')
+
+def choose_index(driver_cuda: Pair | None, capabilities: list[Pair]) -> str:
+    """Return the name of the PyTorch wheel index for a driver and all devices.
+
+    >>> choose_index((12, 2), [(8, 9)]), choose_index((13, 1), [(7, 0)]), choose_index(None, [])
+    ('cu126', 'cu126', 'cpu')
     """
     if driver_cuda is None:
         return "cpu"
-    for oldest, name in INDEX_BY_CUDA:
-        if driver_cuda >= oldest:
+    for name, needs, oldest, newest in INDICES:
+        if driver_cuda >= needs and all(oldest <= item <= newest for item in capabilities):
             return name
     release = ".".join(map(str, driver_cuda))
-    print(f"the driver serves CUDA {release}, older than any wheel of the tested torch: taking the")
-    print("CPU build; hint: update the driver to branch 525 or later")
+    devices = ", ".join(".".join(map(str, item)) for item in capabilities) or "none told"
+    print(
+        f"no wheel of the tested torch serves a driver of CUDA {release} with devices of capability"
+    )
+    print(f"{devices}: taking the CPU build; hint: update the driver, or hide a device")
     return "cpu"
 
 

@@ -187,7 +187,7 @@ class CountedMemory:
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountedMemory]:
     counted = CountedMemory()
-    monkeypatch.setitem(sys.modules, "torch", counted)  # type: ignore[arg-type]  # a stand-in
+    monkeypatch.setitem(sys.modules, "torch", counted)
     yield counted
     assert counted.free == 10 * GIB  # all was given back
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from pathlib import Path
 
@@ -125,6 +126,7 @@ GOOD = one_check("HST101", PASSING)
         ),
         ("\n\ndef test_plain() -> None:\n    pass\n", "declare it with @check"),
         ("\n\ndef broken(:\n", "cannot be read as Python"),
+        (one_check("HST101", PASSING, options=", aftr=()"), "aftr"),
     ],
 )
 def test_a_wrong_declaration_stops_with_a_sentence(tmp_path: Path, source: str, words: str) -> None:
@@ -144,6 +146,41 @@ def test_a_suite_file_without_the_plugin_ends_in_an_error(tmp_path: Path) -> Non
     assert done.returncode == 1
     assert "fixture 'facts' not found" in done.stdout
     assert "passed" not in done.stdout
+
+
+def test_a_session_that_stops_early_is_not_complete_and_not_green(tmp_path: Path) -> None:
+    checks = (one_check("HST101", FAILING, options=SHOULD), one_check("HST102", PASSING))
+    write_suite(tmp_path, *checks)
+    session = run_pytest(tmp_path, "-x")
+    assert session.code == 1
+    assert not session.report.suite.complete
+    reason = "the session ended before it was decided"
+    assert session.report.summary.not_run == {"HST102": reason}
+
+
+def test_a_check_that_kills_its_xdist_worker_is_no_pass(tmp_path: Path) -> None:
+    deadly = "os.kill(os.getpid(), signal.SIGKILL)\n    return None"
+    write_suite(tmp_path, one_check("HST101", PASSING), one_check("HST102", deadly))
+    session = run_pytest(tmp_path, "-n", "1")
+    assert session.code != 0, session.text
+    assert not session.report.suite.complete
+    assert "HST102" in session.report.summary.not_run
+
+
+def test_suites_import_the_judge_and_nothing_else() -> None:
+    imported = {
+        node.module
+        for path in (ROOT / "suites").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+    }
+    assert imported == {"cift_probe.verdict"}
+    assert not [
+        path
+        for path in (ROOT / "suites").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import)
+    ]
 
 
 def test_quick_leaves_out_what_is_slow_and_says_so(tmp_path: Path) -> None:

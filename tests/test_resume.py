@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import psutil
 from suite_runner import PASSING, journal_lines, one_check, run_cift, run_pytest, write_suite
 
 # the check dies in its first session and passes once the file is there
@@ -103,6 +104,28 @@ def test_resume_of_another_machine_s_run_is_refused(tmp_path: Path) -> None:
     session = run_pytest(tmp_path, "--resume")
     assert session.code == 4
     assert "was begun on another machine" in session.text
+
+
+def test_resume_with_another_cap_or_plan_is_refused(tmp_path: Path) -> None:
+    killed_session(tmp_path)
+    for arguments, word in ((("--vram-cap", "8GiB"), "cap"), (("--model", "qwen3-8b"), "plans")):
+        session = run_pytest(tmp_path, "--resume", *arguments)
+        assert session.code == 4, session.text
+        assert f"{word} changed since it was begun" in session.text
+
+
+def test_a_run_that_goes_on_is_not_resumed(tmp_path: Path) -> None:
+    place = killed_session(tmp_path)
+    path = place / "journal.jsonl"
+    header, *rest = path.read_text().splitlines()
+    content = json.loads(header)
+    me = psutil.Process()
+    content["content"] |= {"pid": me.pid, "pid_started": me.create_time()}
+    path.write_text("\n".join([json.dumps(content), *rest]) + "\n")
+    session = run_pytest(tmp_path, "--resume-from", str(place))
+    assert session.code == 4
+    assert "is still running" in session.text
+    assert "no run in" in run_pytest(tmp_path, "--resume").text
 
 
 def test_an_interrupt_leaves_a_report_that_says_so(tmp_path: Path) -> None:

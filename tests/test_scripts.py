@@ -31,14 +31,28 @@ def test_the_mutation_script_reports_a_survivor(
 
 
 @pytest.mark.parametrize(
-    ("cuda", "index"),
-    [(None, "cpu"), ((11, 8), "cpu"), ((12, 2), "cu126"), ((12, 9), "cu126"), ((13, 0), "cu130")],
+    ("cuda", "devices", "index"),
+    [
+        (None, [], "cpu"),
+        ((11, 8), [(8, 0)], "cpu"),
+        ((12, 2), [(8, 9)], "cu126"),
+        ((12, 8), [(12, 0)], "cu128"),
+        ((12, 8), [(9, 0)], "cu126"),
+        ((13, 0), [(9, 0)], "cu130"),
+        ((13, 0), [(7, 0)], "cu126"),
+        ((13, 0), [(7, 0), (12, 0)], "cpu"),
+        ((13, 0), [], "cu130"),
+    ],
 )
 def test_torch_is_chosen_for_the_driver(
-    cuda: tuple[int, int] | None, index: str, capsys: pytest.CaptureFixture[str]
+    cuda: tuple[int, int] | None,
+    devices: list[tuple[int, int]],
+    index: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert build_stack.choose_index(cuda) == index
-    assert ("update the driver" in capsys.readouterr().out) == (cuda == (11, 8))
+    assert build_stack.choose_index(cuda, devices) == index
+    told = "update the driver" in capsys.readouterr().out
+    assert told == (index == "cpu" and cuda is not None)
 
 
 def test_an_old_python_is_told_what_to_install(

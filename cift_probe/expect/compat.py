@@ -126,13 +126,3 @@ def expect_host_memory(facts: Reading) -> Evidence:
     return Known(
         int(share * total), "B", source="vast-cli check_requirements: 0.95 x device memory"
     )
-
-
-@rule("device.allocatable.min")
-def expect_allocatable(facts: Reading) -> Evidence:
-    """Return how much of the free device memory must really be handed out, in bytes."""
-    free = facts["device.memory.free"]
-    if isinstance(free, Unknown) or free.absent:
-        return free
-    share = 0.75  # DCGM PluginCommon.h: the memory test asks for 75 % of what is free
-    return Known(int(share * free.value), "B", source="DCGM memtest: 0.75 x free memory")

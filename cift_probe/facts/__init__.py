@@ -87,6 +87,7 @@ _SOURCES: tuple[tuple[str, _Reader], ...] = (
     ("flash_attn.", _read_packages),
     ("driver.", _read_driver),
     ("device.count", _read_driver),
+    ("device.lost", _read_driver),
     ("device.", _read_device),
     ("torch.device.", lambda _key, scope, call: torch_build.read_torch_device(call, scope.device)),
     ("torch.", lambda _key, scope, call: torch_build.read_torch_build(call, scope.device)),

@@ -158,7 +158,20 @@ def read_driver(nvml: Nvml, root: Path = _ROOT) -> dict[str, Evidence]:
     }
     if nvml.problem and isinstance(counted, Known):  # no GPU, hence no driver to ask after
         found = dict.fromkeys(found, absent(f"no driver: {counted.note}", counted.source))
-    return {**found, "device.count": counted}
+    return {**found, "device.count": counted, "device.lost": read_lost(nvml, counted)}
+
+
+def read_lost(nvml: Nvml, counted: Evidence) -> Evidence:
+    """Return why devices that NVML lists do not answer, one reason per device."""
+    source = "NVML nvmlDeviceGetHandleByIndex"
+    if isinstance(counted, Unknown):
+        return counted
+    if nvml.problem:
+        return Known([], source=counted.source)
+    try:
+        return Known([board.problem for board in read_boards(nvml) if board.problem], source=source)
+    except (RefusedError, ValueError) as error:
+        return Unknown(str(error), source)
 
 
 def read_count(nvml: Nvml, root: Path = _ROOT) -> Evidence:

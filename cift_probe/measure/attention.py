@@ -38,7 +38,7 @@ PRODUCES = (
 
 @instrument(
     "attention",
-    version=1,
+    version=2,
     produces=PRODUCES,
     estimate_s=4.0,
     deadline_s=180.0,

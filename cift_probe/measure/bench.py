@@ -122,6 +122,7 @@ class Bench:
             detail = fault.detail.replace(_RUN, f"instrument {instrument.name}")
             return dict.fromkeys(instrument.produces, Unknown(detail))
         except msgspec.ValidationError as error:
+            self._dirty.add(device)  # what is still allocated was told in the answer
             reason = f"instrument {instrument.name} answered in a wrong shape: {error}"
             return dict.fromkeys(instrument.produces, Unknown(reason))
         finally:

@@ -43,16 +43,18 @@ def run(payload: Any) -> Any:
 
 
 def cap_memory(num_bytes: int | None) -> None:
-    """Let torch's allocator hold at most `num_bytes` on the device; None is all there is.
+    """Let torch's allocator hold what a card of `num_bytes` would leave it; None is all there is.
 
-    Where torch is missing the instrument itself says so.
+    Context and driver reserve of this card count against the smaller one too. Where torch is
+    missing the instrument itself says so.
     """
     try:
         import torch
     except ImportError:
         return
-    total = torch.cuda.mem_get_info()[1]
-    share = 1.0 if num_bytes is None else min(1.0, num_bytes / total)
+    free, total = torch.cuda.mem_get_info()
+    taken = total - free - torch.cuda.memory_reserved()
+    share = 1.0 if num_bytes is None else min(1.0, max(0.0, (num_bytes - taken) / total))
     torch.cuda.set_per_process_memory_fraction(share)
 
 

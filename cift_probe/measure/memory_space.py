@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from cift_probe.evidence import Evidence, Known, absent
@@ -12,12 +13,12 @@ _SHARE = 0.8  # of what is free; more would crowd out a compositor or another us
 _CHUNK = 1 << 30
 _HELD = 256 << 20
 
-PRODUCES = ("device.allocatable.bytes", "device.usable.bytes")
+PRODUCES = ("device.allocatable.share", "device.usable.bytes")
 
 
 @instrument(
     "memory_space",
-    version=1,
+    version=2,
     produces=PRODUCES,
     estimate_s=2.0,
     deadline_s=120.0,
@@ -26,8 +27,10 @@ PRODUCES = ("device.allocatable.bytes", "device.usable.bytes")
 def measure_memory_space(task: Task) -> dict[str, Evidence]:
     """Allocate and write four fifths of what is free, give it back, and tell what is usable.
 
-    `device.allocatable.bytes` is what was really handed out; `device.usable.bytes` is what is
-    free for the allocator in this process, after its CUDA context, within the session's cap.
+    `device.allocatable.share` is what was really handed out over what CUDA called free here,
+    0.8 at the most; `device.usable.bytes` is what is free for the allocator in this process,
+    after its CUDA context. With a cap it is what would be free on a card of that size, with
+    the same context and driver reserve.
     The probe stays below the free memory, since WSL and Windows serve more from host memory.
     """
     if task.device == "cpu":
@@ -39,18 +42,21 @@ def measure_memory_space(task: Task) -> dict[str, Evidence]:
     if task.fault == "held_memory":
         held = torch.ones(_HELD, dtype=torch.uint8, device="cuda")
     torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info()
+    free, total = torch.cuda.mem_get_info()
     kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     usable = free + kept
     allocated = _allocate(torch, int(free * _SHARE), task)
     torch.cuda.empty_cache()
     del held
     if task.vram_cap is not None:
-        usable = min(usable, task.vram_cap)
+        taken = total - usable
+        usable = max(0, min(usable, task.vram_cap - taken))
     how = "torch.cuda.mem_get_info after the CUDA context"
     capped = f"{how}, within the cap" if task.vram_cap is not None else how
     return {
-        "device.allocatable.bytes": Known(allocated, "B", "allocated and written in 1 GiB pieces"),
+        "device.allocatable.share": Known(
+            allocated / free if free else math.nan, "1", "allocated and written in 1 GiB pieces"
+        ),
         "device.usable.bytes": Known(usable, "B", capped),
     }
 

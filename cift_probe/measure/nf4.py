@@ -24,7 +24,7 @@ PRODUCES = (
 
 @instrument(
     "nf4",
-    version=1,
+    version=2,
     produces=PRODUCES,
     estimate_s=9.0,
     deadline_s=180.0,
@@ -49,6 +49,9 @@ def measure_nf4(task: Task) -> dict[str, Evidence]:
         numbers = dict.fromkeys(PRODUCES, Unknown(reason))
         return {**numbers, "nf4.library": absent(f"bitsandbytes loaded no library: {reason}")}
     how = f"bitsandbytes {bitsandbytes.__version__}, {library}"
+    if task.device != "cpu" and "cpu" in library:
+        reason = f"bitsandbytes loaded {library} on a machine with a GPU"
+        return {**dict.fromkeys(PRODUCES, Unknown(reason, how)), "nf4.library": absent(reason, how)}
     forward, backward, quantisation = _errors(bitsandbytes, task)
     return {
         "nf4.library": Known(library, "", how),

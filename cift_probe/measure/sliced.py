@@ -160,6 +160,9 @@ def out_of_memory(depth: int, error: RuntimeError) -> dict[str, Evidence]:
     text = f"a slice of {depth} layers ran out of memory: {str(error).partition(chr(10))[0]}"
     evidence: dict[str, Evidence] = dict.fromkeys(PRODUCES, Unknown(text))
     evidence["step.out_of_memory"] = Known(text)
+    # a card that is too small is no worse a card: there is nothing to extrapolate
+    evidence["step.extrapolation.error"] = absent(text)
+    evidence["step.peak"] = absent(text)
     return evidence
 
 
@@ -174,7 +177,6 @@ def evidence_of(slices: Mapping[int, Slice], full_depth: int) -> dict[str, Evide
     overhead = max(item.overhead for item in slices.values())
     weights = extrapolate.line({d: item.weights for d, item in slices.items()}, full_depth)
     seconds, time_band, busy = step_time(slices, full_depth)
-    bound = "" if busy >= _BUSY else "launch-bound: the device waits for the CPU of this host"
     how = f"slices of {', '.join(map(str, sorted(slices)))} of {full_depth} layers"
     return {
         "step.peak": Known(int(peak), "B", how, band),
@@ -188,13 +190,30 @@ def evidence_of(slices: Mapping[int, Slice], full_depth: int) -> dict[str, Evide
             int(max(reserved, peak + overhead)),
             "B",
             how,
-            _RESERVED_BAND,
-            note="bytes reserved without a cap, an upper estimate of the smallest room",
+            max(_RESERVED_BAND, error),
+            note="bytes reserved, an upper estimate of the smallest room",
         ),
-        "step.seconds": Known(seconds, "s", how, time_band, note=bound),
-        "step.gpu_busy": Known(busy, "1", f"{how}; profile of one step each"),
+        **_time_evidence(seconds, time_band, busy, how),
         "step.weights": Known(int(weights), "B", how),
         "step.out_of_memory": absent("no slice ran out of memory", how),
+    }
+
+
+def _time_evidence(seconds: float, band: float, busy: float, how: str) -> dict[str, Evidence]:
+    if math.isnan(seconds):
+        untimed = Unknown("the deepest slice was not slower than the one before it", how)
+        return {"step.seconds": untimed, "step.gpu_busy": untimed}
+    if math.isnan(busy):
+        note = "whether the device waits for the CPU is not known: the profile shows no kernel"
+        unseen = Unknown("the profile of a step shows nothing that ran on the device", how)
+        return {
+            "step.seconds": Known(seconds, "s", how, band, note=note),
+            "step.gpu_busy": unseen,
+        }
+    bound = "" if busy >= _BUSY else "launch-bound: the device waits for the CPU of this host"
+    return {
+        "step.seconds": Known(seconds, "s", how, band, note=bound),
+        "step.gpu_busy": Known(busy, "1", f"{how}; profile of one step each"),
     }
 
 
@@ -203,15 +222,16 @@ def step_time(slices: Mapping[int, Slice], full_depth: int) -> tuple[float, floa
 
     The two deepest slices draw the lines; the spreads reach the full depth through the same
     weights as the medians, and are taken as independent. Where the device waits for the CPU,
-    the time is the host's and differs from session to session: the band says so.
+    the time is the host's and differs from session to session: the band says so. The time is NaN
+    where more layers took no longer, the share where the profile saw nothing on the device.
     """
     seconds = extrapolate.line({d: item.step_s for d, item in slices.items()}, full_depth)
     busy_s = extrapolate.line({d: item.busy_s for d, item in slices.items()}, full_depth)
     lower, upper = sorted(slices)[-2:]
     reach = (full_depth - upper) / (upper - lower)
     spread = math.hypot((1 + reach) * slices[upper].spread_s, reach * slices[lower].spread_s)
-    if seconds <= 0:
+    if seconds <= 0 or slices[upper].step_s <= slices[lower].step_s:
         return math.nan, math.inf, math.nan
-    busy = min(1.0, busy_s / seconds)
+    busy = math.nan if math.isnan(busy_s) else min(1.0, max(0.0, busy_s / seconds))
     floor = _TIME_BAND if busy >= _BUSY else _LAUNCH_BOUND_BAND
     return seconds, max(floor, spread / seconds), busy

@@ -29,6 +29,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: {meaning}")
     if config.getoption("dist", "no") == "load":
         config.option.dist = "loadgroup"
+    if config.getoption("maxworkerrestart", "") is None:
+        # a check that kills its worker would be handed to the next one, and kill that too
+        config.option.maxworkerrestart = "0"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -136,12 +139,13 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     state.close()
     if state.run is None or state.role == "worker" or not state.run.is_open:
         return
-    status = pytest.ExitCode(exitstatus) if exitstatus in set(pytest.ExitCode) else None
-    ours = state.run.conclude(state, complete=status in _RAN_TO_THE_END)
-    if status in _RAN_TO_THE_END and not _broken(session, state):
+    ended = exitstatus in _RAN_TO_THE_END and not _broken(session, state)
+    complete = not state.note_missing() and ended
+    ours = state.run.conclude(state, complete=complete)
+    if complete:
         session.exitstatus = ours
-    elif status in _RAN_TO_THE_END:
-        session.exitstatus = EXIT_FAILED
+    elif exitstatus in _RAN_TO_THE_END:
+        session.exitstatus = EXIT_FAILED  # -x, --maxfail, a lost xdist worker, a broken fixture
 
 
 @pytest.hookimpl(tryfirst=True)

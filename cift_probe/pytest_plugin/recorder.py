@@ -19,11 +19,8 @@ class Recorder:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Leave a name in the journal before anything can go wrong."""
-        # under xdist a node id ends in "@" and the name of its group
-        name, _, case = nodeid.rpartition("::")[2].partition("@")[0].partition("[")
-        label = self._ids.get(name, name)
         if self._state.run is not None:
-            self._state.run.check_started(self._state, f"{label}[{case}" if case else label)
+            self._state.run.check_started(self._state, self._label(nodeid))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -32,7 +29,22 @@ class Recorder:
         if parcel is not None:
             self._state.absorb(parcel)
 
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Remember which checks have to be decided before the session is complete."""
+        self._state.awaited.update(self._label(item.nodeid) for item in session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        """Remember the same in the controller, which collects nothing itself."""
+        self._state.awaited.update(self._label(nodeid) for nodeid in ids)
+
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Take over what a worker did not run."""
         self._state.not_run.update(getattr(node, "workeroutput", {}).get("cift_not_run", {}))
+
+    def _label(self, nodeid: str) -> str:
+        # under xdist a node id ends in "@" and the name of its group
+        name, _, case = nodeid.rpartition("::")[2].partition("@")[0].partition("[")
+        label = self._ids.get(name, name)
+        return f"{label}[{case}" if case else label

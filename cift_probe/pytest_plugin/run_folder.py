@@ -6,6 +6,7 @@ wrote it is gone. They get a report that names what was in flight, and can be re
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ import psutil
 import pytest
 
 import cift_probe
-from cift_probe.evidence import Evidence
+from cift_probe.evidence import Evidence, Scope, Unknown
 from cift_probe.pipeline import Machine, Settings, asked, conclude
 from cift_probe.pytest_plugin.options import report_folder
 from cift_probe.report.assemble import JOURNAL, REPORT, open_report
@@ -107,6 +108,32 @@ class Run:
                 self._journal.evidence(witness, key, evidence)
 
 
+def check_same(run: Run, machine: Machine) -> None:
+    """Raise UsageError when a run is resumed with other plans, cap, devices or packages."""
+    if run.earlier is None:
+        return
+    header = run.earlier.header
+    now, then = msgspec.to_builtins(asked(machine)), header["asked"]
+    changed = sorted(key for key in now if now[key] != then.get(key))
+    changed += ["cap"] if machine.settings.vram_cap != run.suite.vram_cap_bytes else []
+    facts = run.earlier.evidence.get("facts", {})
+    for key, before in facts.items():
+        if key.startswith("package.") or key == "host.python.version":
+            today = machine.witnesses["facts"].find(key, Scope())[1]
+            changed += [key] if plain_value(today) != plain_value(before) else []
+    if changed:
+        message = (
+            f"--resume {run.folder}: {', '.join(changed)} changed since it was begun; "
+            "give the same options in the same environment, or start a new run"
+        )
+        raise pytest.UsageError(message)
+
+
+def plain_value(evidence: Evidence) -> object:
+    """Return what a fact says, apart from where it was read."""
+    return None if isinstance(evidence, Unknown) else evidence.value
+
+
 def prepare_run(config: pytest.Config, settings: Settings, *, writes: bool) -> Run:
     """Return the run of this session, new or resumed; raises UsageError for bad input.
 
@@ -167,11 +194,15 @@ def _resumed(folder: Path) -> Run:
     if earlier.header["machine"] != _fingerprint():
         message = f"--resume {folder}: was begun on another machine; start a new run here"
         raise pytest.UsageError(message)
+    if _goes_on(folder / JOURNAL):
+        message = f"--resume {folder}: is still running; wait for it, or start a new run"
+        raise pytest.UsageError(message)
     return Run(folder, suite, earlier)
 
 
 def _latest(base: Path) -> Path:
-    folders = [path.parent for path in base.glob(f"*/{JOURNAL}") if not _ended(path)]
+    journals = base.glob(f"*/{JOURNAL}")
+    folders = [path.parent for path in journals if not _ended(path) and not _goes_on(path)]
     if not folders:
         message = f"--resume: no run in {base} ended early; leave --resume out for a new one"
         raise pytest.UsageError(message)
@@ -225,10 +256,10 @@ def _header(suite: Suite, machine: Machine) -> dict[str, Any]:
 
 def _fingerprint() -> str:
     """Return a digest that tells machines apart and says nothing about them."""
-    try:
-        identity = Path("/etc/machine-id").read_text(encoding="utf-8")
-    except OSError:
-        identity = os.uname().nodename
+    # images of containers have no machine-id, or one for all; the node name tells those apart
+    identity = os.uname().nodename
+    with contextlib.suppress(OSError):
+        identity += Path("/etc/machine-id").read_text(encoding="utf-8")
     return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 

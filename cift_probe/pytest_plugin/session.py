@@ -10,7 +10,7 @@ import pytest
 from cift_probe.evidence import Evidence, Scope, Unknown
 from cift_probe.pipeline import Machine, Settings, gather
 from cift_probe.pytest_plugin.progress import Progress
-from cift_probe.pytest_plugin.run_folder import Run
+from cift_probe.pytest_plugin.run_folder import Run, check_same
 from cift_probe.verdict.catalogue import Catalogue
 from cift_probe.verdict.declare import Check, CheckError
 from cift_probe.verdict.finding import Executed, Finding, Outcome
@@ -39,6 +39,7 @@ class State:
         self.role = role_of(config)
         self.run = run
         self.not_run: dict[str, str] = {}
+        self.awaited: set[str] = set()
         self.progress = Progress(config)
         self._outbox: list[tuple[str, str, Evidence]] = []
         self._sent: set[tuple[str, str]] = set()
@@ -48,6 +49,7 @@ class State:
         except CheckError as error:
             raise pytest.UsageError(str(error)) from error
         if run is not None:
+            check_same(run, self.machine)
             self.progress.hear_started = run.instrument_started
         self._recall(run)
 
@@ -63,7 +65,8 @@ class State:
     def pack(self, finding: Finding) -> str:
         """Return the parcel for a test report, as JSON."""
         court = self.machine.court.findings
-        others = [item for key, item in court.items() if key not in self._sent]
+        mine = (finding.check, finding.case)
+        others = [item for key, item in court.items() if key not in self._sent and key != mine]
         self._sent = set(court)
         parcel = Parcel(finding, others, self._outbox if self.role == "worker" else [])
         self._outbox = []
@@ -82,6 +85,13 @@ class State:
             if self.run is not None:
                 self.run.finding(finding)
         return parcel.finding
+
+    def note_missing(self) -> bool:
+        """Note checks that were to run and have no finding; tell whether there are any."""
+        decided = {finding.label for finding in self.machine.court.findings.values()}
+        missing = self.awaited - decided - set(self.not_run)
+        self.not_run.update(dict.fromkeys(missing, "the session ended before it was decided"))
+        return bool(missing)
 
     def close(self) -> None:
         """End all child processes."""

@@ -65,10 +65,11 @@ def summary(reporter: pytest.TerminalReporter, run: Run) -> None:
     for answer in report.answers:
         numbers = ""
         if answer.required_bytes is not None:
-            numbers = f"; peak {bytes_text(answer.peak_allocated_bytes or 0)} allocated"
-            numbers += f", tier {answer.tier} ± {answer.band or 0:.1%}"
-        if answer.tokens_per_s is not None:
-            numbers += f"; {answer.tokens_per_s:.0f} tokens/s ± {answer.step_band or 0:.0%}"
+            numbers = f" (tier {answer.tier})"
+        if answer.peak_allocated_bytes is not None:
+            numbers += f"; peak {bytes_text(answer.peak_allocated_bytes)} allocated"
+        if answer.tokens_per_s is not None and answer.step_band is not None:
+            numbers += f"; {answer.tokens_per_s:.0f} tokens/s ± {answer.step_band:.0%}"
         verdict = answer.verdict.value.replace("_", " ")
         reporter.write_line(
             f"{answer.plan} on {answer.device}: {verdict}: {answer.reason}{numbers}"

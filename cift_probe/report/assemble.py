@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from cift_probe.evidence import Ledger
+from cift_probe.evidence import Ledger, Scope
 from cift_probe.plan import Plan
 from cift_probe.report.journal import read_journal
 from cift_probe.report.schema import Report, Suite
@@ -17,6 +17,7 @@ from cift_probe.verdict.finding import Finding, Outcome, Severity
 from cift_probe.verdict.summary import exit_code
 
 JOURNAL, REPORT = "journal.jsonl", "report.json"
+BASIS = "MEM001"  # the check that the extrapolation to full depth rests on
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -35,17 +36,17 @@ def assemble(
     findings: list[Finding],
     not_run: dict[str, str],
 ) -> Report:
-    """Return the report of a session; answers are given for its first device.
+    """Return the report of a session; every plan is answered for every device.
 
     The exit code is part of it when the session came to its end.
     """
-    device = asked.devices[0] if asked.devices else "gpu0"
     measured = ledgers["measured"] if "measured" in ledgers else Ledger("measured")
     answers = [
         _explained(
             answer_plan(plan, device, measured, demanded=plan.name in asked.demanded), findings
         )
         for plan in asked.plans
+        for device in asked.devices or ["gpu0"]
     ]
     code = exit_code(findings, answers, strict=asked.strict) if suite.complete else None
     return build_report(
@@ -59,11 +60,20 @@ def assemble(
 
 
 def _explained(answer: Answer, findings: list[Finding]) -> Answer:
-    """Let an undecided answer say which check stood in its way, if one did."""
+    """Let an undecided answer say which check stood in its way, if one did.
+
+    An answer whose evidence did not pass its own check is no answer.
+    """
+    case = Scope(answer.device, answer.plan).label
+    for finding in findings:
+        bent = finding.check == BASIS and finding.case == case and finding.outcome is Outcome.FAIL
+        if bent and answer.verdict is not Verdict.DOES_NOT_FIT:
+            reason = f"{finding.label}: {finding.reason}"
+            return msgspec.structs.replace(answer, verdict=Verdict.UNDECIDED, reason=reason)
     if answer.verdict is not Verdict.UNDECIDED:
         return answer
     for finding in findings:
-        if finding.blocked_by and answer.plan in finding.case.split(","):
+        if finding.blocked_by and finding.case == case:
             return msgspec.structs.replace(answer, reason=finding.reason)
     for finding in findings:
         failed = finding.outcome is Outcome.FAIL and finding.severity is Severity.MUST

@@ -143,8 +143,10 @@ def _load_module(path: Path, folder: Path) -> object:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except (SyntaxError, ImportError) as error:
-        message = f"{path}: cannot be read as Python: {error}"
+    except CheckError:
+        raise
+    except Exception as error:  # a suite may break in any way; it is told in one line
+        message = f"{path}: cannot be read as Python: {type(error).__name__}: {error}"
         raise CheckError(message) from error
     finally:
         del sys.modules[name]

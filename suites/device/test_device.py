@@ -67,3 +67,14 @@ def test_nobody_else_computes_on_the_device(facts: Reading) -> Finding:
     Fix: end the listed processes, or choose another device with CUDA_VISIBLE_DEVICES.
     """
     return is_empty(facts["device.processes.foreign"])
+
+
+@check("GPU006", after=("GPU001",), device="gpu", domain="hardware")
+def test_no_device_is_lost(facts: Reading) -> Finding:
+    """Every device that the driver lists answers it.
+
+    Why: a GPU that has fallen off the bus is in no other check, and its neighbours hide it.
+
+    Fix: read the kernel log for Xid 79, reseat or power-cycle; if it comes back, replace the card.
+    """
+    return is_empty(facts["device.lost"])

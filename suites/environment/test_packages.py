@@ -4,6 +4,7 @@ from cift_probe.verdict import (
     Finding,
     Reading,
     all_of,
+    at_most,
     check,
     equals,
     is_present,
@@ -36,7 +37,7 @@ def test_training_packages_are_installed(facts: Reading) -> Finding:
 def test_flash_attention_fits_torch(
     facts: Reading, expected: Reading, measured: Reading
 ) -> Finding:
-    """flash-attn, where installed, was built for this torch, CUDA and C++ ABI, and imports.
+    """flash-attn, where installed, fits this torch, CUDA, C++ ABI and device, and is right.
 
     Why: a wheel for another torch fails at import with an undefined symbol.
 
@@ -51,5 +52,6 @@ def test_flash_attention_fits_torch(
             same_major(facts["flash_attn.built.cuda"], facts["torch.cuda.version"]),
             equals(facts["flash_attn.built.cxx11_abi"], facts["torch.cxx11_abi"]),
             is_true(measured["flash_attn.imports"]),
+            at_most(measured["flash_attn.error"], expected["flash_attn.error.max"]),
         ),
     )

@@ -1,6 +1,6 @@
 """Host memory and shared memory."""
 
-from cift_probe.verdict import Finding, Reading, at_least, check, is_true
+from cift_probe.verdict import Finding, Reading, all_of, at_least, check, is_true
 
 
 @check("HST001", severity="should", domain="configuration")
@@ -38,10 +38,13 @@ def test_host_memory_is_available(facts: Reading, expected: Reading) -> Finding:
 
 @check("HST004", after=("GPU001",), severity="should", device="gpu", domain="configuration")
 def test_host_memory_matches_device_memory(facts: Reading, expected: Reading) -> Finding:
-    """Host memory is of the order of the device's memory.
+    """Host memory, and a container's limit on it, are of the order of the device's memory.
 
     Why: checkpoints, offloading and loaders that stage weights in host memory need that much.
 
     Fix: add host memory, or load straight to the device and do not offload.
     """
-    return at_least(facts["host.memory.total"], expected["host.memory.total.min"])
+    return all_of(
+        at_least(facts["host.memory.total"], expected["host.memory.total.min"]),
+        at_least(facts["host.memory.limit"], expected["host.memory.total.min"]),
+    )

@@ -1,6 +1,6 @@
 """What a training step needs, and whether that is known well enough."""
 
-from cift_probe.verdict import Finding, Reading, at_least, at_most, check
+from cift_probe.verdict import Finding, Reading, all_of, at_least, at_most, check
 
 
 @check(
@@ -23,13 +23,17 @@ def test_slices_predict_a_deeper_slice(measured: Reading, expected: Reading) -> 
 
 @check("MEM002", after=("MEM001",), device="gpu", each="plan", quick=False)
 def test_step_stays_within_its_budget(measured: Reading, expected: Reading) -> Finding:
-    """One training step of the plan stays within the memory that its budget allows.
+    """One training step of the plan stays within the memory and time that its budget allows.
 
     Why: a plan file states what a step may take, so that an update that needs more is seen.
 
     Fix: compare package versions with the last report that passed, or raise the budget.
     """
-    return at_most(measured["step.peak"], expected["plan.budget.peak_allocated"])
+    return all_of(
+        at_most(measured["step.peak"], expected["plan.budget.peak_allocated"]),
+        at_most(measured["step.required"], expected["plan.budget.required"]),
+        at_most(measured["step.seconds"], expected["plan.budget.step_s"]),
+    )
 
 
 @check("MEM003", after=("ENV007",), device="gpu", domain="configuration")
@@ -40,4 +44,4 @@ def test_free_memory_can_be_allocated(measured: Reading, expected: Reading) -> F
 
     Fix: look for other processes, a vGPU profile, or an allocator setting in the environment.
     """
-    return at_least(measured["device.allocatable.bytes"], expected["device.allocatable.min"])
+    return at_least(measured["device.allocatable.share"], expected["device.allocatable.share.min"])

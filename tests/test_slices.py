@@ -1,0 +1,248 @@
+"""A slice is what `from_pretrained` loads from a folder, and a step of it passes every instant."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cift_probe.measure import instants
+from cift_probe.measure.training import third_party_warnings_ignored
+from cift_probe.plan import Plan, load_model
+from cift_probe.stack import slices, trl_stack
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("trl") is None, reason="the extra `train` is not installed"),
+    pytest.mark.xdist_group("training"),
+]
+
+MODEL = "smollm2-135m"
+LAYERS = 2
+STEP = [
+    "between steps",
+    "embedding",
+    "forward of the layers",
+    "loss",
+    "backward of the last layer",
+    "clipping",
+    "optimizer",
+    "end of the step",
+]
+
+
+def plan(method: str = "qlora", **changed: Any) -> Plan:
+    fields: dict[str, Any] = {
+        "quantisation": "nf4" if method == "qlora" else "none",
+        "sequence_length": 32,
+    }
+    return Plan(name="small", model=MODEL, method=method, **(fields | changed))  # type: ignore[arg-type]
+
+
+def build(asked: Plan) -> Any:
+    trl_stack.keep_offline()
+    with third_party_warnings_ignored():
+        return slices.build_slice(asked, LAYERS, "cpu")
+
+
+@cache
+def built(asked: Plan) -> Any:
+    """Return a slice that nobody changes."""
+    return build(asked)
+
+
+def load_from_folder(asked: Plan, folder: Path) -> Any:
+    """Return the model as users load it: a folder with random weights, then from_pretrained."""
+    import torch
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+
+    dtype = getattr(torch, asked.dtype)
+    config = slices.config_of(load_model(asked.model), LAYERS)
+    quantisation = None
+    if asked.method == "qlora":
+        quantisation = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type=asked.quantisation,
+            bnb_4bit_use_double_quant=asked.double_quantisation,
+            bnb_4bit_compute_dtype=dtype,
+        )
+    with third_party_warnings_ignored():
+        AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
+        return AutoModelForCausalLM.from_pretrained(
+            folder, quantization_config=quantisation, dtype=dtype, device_map={"": "cpu"}
+        )
+
+
+def outline(model: Any) -> dict[str, tuple[Any, ...]]:
+    """Return what loading leaves behind, by name: shape, dtype, place, and kind of quantisation."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for name, weight in (*model.named_parameters(), *model.named_buffers()):
+        state = getattr(weight, "quant_state", None)
+        kind = state and (state.quant_type, state.blocksize, state.nested, state.dtype)
+        found[name] = (tuple(weight.shape), weight.dtype, weight.device.type, str(kind))
+    for name, module in model.named_modules():
+        dtype = getattr(module, "compute_dtype", None)
+        found[f"{name}()"] = (type(module).__name__, str(dtype), module.training)
+    return found
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        plan(),
+        plan(quantisation="fp4", double_quantisation=False, dtype="float16"),
+        plan("lora"),
+        plan("full"),
+    ],
+    ids=["qlora", "qlora-fp4-fp16", "lora", "full"],
+)
+def test_a_slice_is_what_a_folder_gives(asked: Plan, tmp_path: Path) -> None:
+    found = built(asked)
+    expected = load_from_folder(asked, tmp_path)
+    assert outline(found) == outline(expected)
+    assert found.config._attn_implementation == expected.config._attn_implementation  # noqa: SLF001 - no public name
+    assert getattr(found, "is_loaded_in_4bit", False) is (asked.method == "qlora")
+
+
+def test_a_quantised_slice_has_every_projection_of_its_layers_in_four_bits() -> None:
+    model = built(plan())
+    packed = [name for name, item in model.named_parameters() if hasattr(item, "quant_state")]
+    assert len(packed) == LAYERS * 7
+    assert len(model.model.layers) == LAYERS
+    assert {model.get_parameter(name).quant_state.quant_type for name in packed} == {"nf4"}
+
+
+def test_lora_and_full_slices_are_not_quantised_and_all_in_the_plans_precision() -> None:
+    import torch
+
+    model = build(plan("lora", dtype="float16"))
+    assert {weight.dtype for weight in model.parameters()} == {torch.float16}
+    assert not [name for name, item in model.named_parameters() if hasattr(item, "quant_state")]
+
+
+def test_the_plans_attention_is_used() -> None:
+    assert build(plan("full", attention="eager")).config._attn_implementation == "eager"  # noqa: SLF001 - no public name
+
+
+def test_weights_are_drawn_with_the_published_spread_and_norms_are_ones() -> None:
+    state = built(plan("full")).state_dict()
+    projection = state["model.layers.1.mlp.down_proj.weight"].float()
+    assert projection.std().item() == pytest.approx(0.02, rel=0.05)
+    assert abs(projection.mean().item()) < 1e-3
+    assert set(state["model.norm.weight"].tolist()) == {1.0}
+
+
+def test_rows_fill_the_sequence_and_last_for_all_steps() -> None:
+    asked = plan(batch_size=2, gradient_accumulation=3)
+    rows = slices.random_rows(asked, 4)
+    assert len(rows) == 2 * 3 * 4
+    assert {len(ids) for ids in rows["input_ids"]} == {32}
+    assert len({tuple(ids) for ids in rows["input_ids"]}) == len(rows)
+
+
+class NoProfile:
+    def start(self) -> None:
+        """Begin nothing."""
+
+    def stop(self) -> None:
+        """End nothing."""
+
+    def key_averages(self) -> list[Any]:
+        return []
+
+
+@pytest.fixture
+def marks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record the marks, which on the CPU would return early."""
+    recorded: list[str] = []
+    monkeypatch.setattr(instants.Watch, "mark", lambda _watch, name: recorded.append(name))
+    monkeypatch.setattr(instants, "device_profile", NoProfile)
+    return recorded
+
+
+def train(asked: Plan, folder: Path) -> tuple[instants.Watch, Any]:
+    watch = instants.Watch(num_steps=2)
+    with third_party_warnings_ignored():
+        trainer = slices.slice_trainer(
+            asked,
+            build(asked),
+            torch_device="cpu",
+            output_dir=str(folder),
+            num_steps=2,
+            callbacks=[watch.callback()],
+        )
+        watch.attach(trainer)
+        trainer.train()
+    return watch, trainer
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [plan(), plan("lora", gradient_checkpointing=False), plan("full")],
+    ids=["qlora", "lora-no-checkpointing", "full"],
+)
+def test_a_real_step_passes_every_instant_once_and_in_order(
+    asked: Plan, marks: list[str], tmp_path: Path
+) -> None:
+    watch, trainer = train(asked, tmp_path)
+    assert marks == STEP * 2
+    assert len(watch.durations) == 1  # the second one is profiled
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(losses) == 2
+    # random ids of a vocabulary of 49,152: as good as guessing
+    assert losses[0] == pytest.approx(math.log(49_152), rel=0.05)
+    assert trainer.args.gradient_checkpointing is asked.gradient_checkpointing
+
+
+def test_with_accumulation_the_forward_instants_repeat_and_the_optimizers_do_not(
+    marks: list[str], tmp_path: Path
+) -> None:
+    train(plan("lora", gradient_accumulation=2), tmp_path)
+    assert marks == [STEP[0], *STEP[1:5] * 2, *STEP[5:]] * 2
+
+
+def test_the_trainer_does_what_the_plan_states(tmp_path: Path) -> None:
+    asked = plan(
+        "lora", rank=4, lora_alpha=8, targets="attention", batch_size=3, optimizer="adamw_torch"
+    )
+    with third_party_warnings_ignored():
+        trainer = slices.slice_trainer(
+            asked,
+            build(asked),
+            torch_device="cpu",
+            output_dir=str(tmp_path),
+            num_steps=2,
+            callbacks=[],
+        )
+    adapters = trainer.model.peft_config["default"]
+    assert (adapters.r, adapters.lora_alpha) == (4, 8)
+    assert adapters.target_modules == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert (trainer.args.max_length, trainer.args.per_device_train_batch_size) == (32, 3)
+    assert trainer.args.optim == "adamw_torch"
+    trainable = [name for name, item in trainer.model.named_parameters() if item.requires_grad]
+    assert len(trainable) == LAYERS * 4 * 2
+    assert all("lora_" in name for name in trainable)
+
+
+def test_a_full_plan_trains_every_weight(tmp_path: Path) -> None:
+    asked = plan("full")
+    with third_party_warnings_ignored():
+        trainer = slices.slice_trainer(
+            asked,
+            build(asked),
+            torch_device="cpu",
+            output_dir=str(tmp_path),
+            num_steps=1,
+            callbacks=[],
+        )
+    assert all(weight.requires_grad for weight in trainer.model.parameters())
+
+
+def test_a_model_without_decoder_layers_is_refused() -> None:
+    import torch
+
+    with pytest.raises(ValueError, match="Linear has no module with `layers` and `norm`"):
+        instants.decoder_of(torch.nn.Linear(1, 1))
