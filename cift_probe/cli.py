@@ -89,11 +89,12 @@ def _report(options: argparse.Namespace) -> int:
     from cift_probe.report.markdown import render
     from cift_probe.report.redact import read_names, redact
     from cift_probe.report.writer import ReportError, canonical_bytes
+    from cift_probe.verdict.display import one_line
 
     try:
         report = open_report(Path(options.file))
     except (ReportError, JournalError) as error:
-        print(f"cift report: {error}", file=sys.stderr)  # noqa: T201 - a command-line tool prints
+        print(f"cift report: {one_line(str(error))}", file=sys.stderr)  # noqa: T201 - a command-line tool prints
         return EXIT_USAGE
     if options.redact:
         report = redact(report, read_names())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import stat
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,19 @@ _FACTOR = {
     **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)},
 }
 _MAX_COUNT = 1_000_000
+_MAX_FILE_BYTES = 1 << 20
+_MAX_SIZE_BYTES = 1 << 60
+_MAX_SECONDS = 1e9
+# what transformers calls the optimizers that this version answers for
+_OPTIMIZERS = (
+    "adamw_torch",
+    "adamw_torch_fused",
+    "adamw_bnb_8bit",
+    "paged_adamw_8bit",
+    "paged_adamw_32bit",
+    "adafactor",
+    "sgd",
+)
 
 
 class PlanError(ValueError):
@@ -102,22 +116,25 @@ def parse_quantity(text: str) -> int:
     if match is None:
         message = f"{text!r} is no size; write a number and a unit, for instance 24GiB"
         raise PlanError(message)
-    num_bytes = int(float(match[1]) * _FACTOR[match[2]])
-    if num_bytes <= 0:
-        message = f"{text!r} is no room at all; write a size above 0"
+    size = float(match[1]) * _FACTOR[match[2]]
+    if not 1 <= size < _MAX_SIZE_BYTES:
+        message = f"{text[:40]!r} is outside 1 B to 1 EiB; write a size that memory can have"
         raise PlanError(message)
-    return num_bytes
+    return int(size)
 
 
 def read_plan(text: str) -> Plan:
     """Return a built-in plan by name, or the plan in a TOML file; raises PlanError."""
-    builtin = folder("plans") / f"{text}.toml"
-    path = builtin if re.fullmatch(r"[\w.-]+", text) and builtin.is_file() else Path(text)
-    if path is not builtin and "/" not in text and not path.exists():
-        names = sorted(item.stem for item in folder("plans").glob("*.toml"))
-        message = f"--plan {text}: no such file or built-in plan{_nearest(text, names)}"
-        raise PlanError(message)
+    builtin = {path.stem: path for path in folder("plans").glob("*.toml")}
+    path = builtin.get(text, Path(text))
     try:
+        if "/" not in text and not path.exists():
+            message = f"--plan {text}: no such file or built-in plan{_nearest(text, [*builtin])}"
+            raise PlanError(message)
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_FILE_BYTES:
+            message = f"--plan {path}: is no file of at most 1 MiB; name a readable TOML file"
+            raise PlanError(message)
         content = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         message = f"--plan {path}: is not text ({error.reason}); name a TOML file"
@@ -132,7 +149,7 @@ def parse_plan(content: str, place: str, default_name: str) -> Plan:
     """Return the plan in a TOML text; raises PlanError naming `place`, key and value."""
     try:
         row = tomllib.loads(content)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # tomllib lets both through for odd texts
         message = f"{place}: is no TOML: {error}"
         raise PlanError(message) from error
     row.setdefault("name", default_name)
@@ -181,8 +198,9 @@ def _budget(row: Any) -> Budget:
     values: dict[str, Any] = {}
     for name, value in row.items():
         if name == "step_s":
-            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-                message = f"[budget] step_s = {value!r} is no number of seconds above 0"
+            number = not isinstance(value, bool) and isinstance(value, int | float)
+            if not number or not 0 < value < _MAX_SECONDS:  # NaN is not between them either
+                message = f"[budget] step_s = {str(value)[:40]} is no number of seconds above 0"
                 raise PlanError(message)
             values[name] = float(value)
         elif isinstance(value, str):
@@ -202,6 +220,9 @@ def _check(plan: Plan) -> None:
             raise PlanError(message)
     if not re.fullmatch(r"[\w.+-]+", plan.name):
         message = f"name = {plan.name!r}: write letters, digits, '.', '_', '+' and '-' only"
+        raise PlanError(message)
+    if plan.optimizer not in _OPTIMIZERS:
+        message = f"optimizer = {plan.optimizer!r}{_nearest(plan.optimizer, list(_OPTIMIZERS))}"
         raise PlanError(message)
     longest = load_model(plan.model).max_position_embeddings
     if plan.sequence_length > longest:

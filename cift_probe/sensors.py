@@ -86,6 +86,9 @@ class Nvml:
             except ImportError:
                 self.problem = "nvidia-ml-py, the package that reads NVML, is not installed"
                 return
+            except Exception as error:  # noqa: BLE001 - another package called pynvml may do anything
+                self.problem = f"the module pynvml cannot be imported: {error}"
+                return
         try:
             self.ask("nvmlInit")
         except RefusedError as error:

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
-from suite_runner import PASSING, error_lines, one_check, run_cift, run_pytest, write_suite
+from suite_runner import (
+    PASSING,
+    ROOT,
+    error_lines,
+    one_check,
+    run,
+    run_cift,
+    run_pytest,
+    write_suite,
+)
 
 from cift_probe import data
 from cift_probe.data import DataError
@@ -124,3 +134,89 @@ def test_a_wrong_command_is_refused_in_one_line(tmp_path: Path, arguments: list[
     session = run_cift(tmp_path, *arguments)
     assert session.code == 4
     assert len(error_lines(session.text)) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[" * 100_000, "is no TOML"),
+        ("x = " + "9" * 5_000, "is no TOML"),
+        ('model = "qwen3-8b"\noptimizer = "nonsense"\n', "optimizer = 'nonsense'"),
+        ('model = "qwen3-8b"\n[budget]\nstep_s = nan\n', "no number of seconds"),
+        ('model = "qwen3-8b"\n[budget]\nstep_s = inf\n', "no number of seconds"),
+        (f'model = "qwen3-8b"\n[budget]\nrequired = "{"9" * 400}GiB"\n', "size that memory can"),
+        ('model = "qwen3-8b"\n"a\\nb" = 1\n', "a\\nb"),
+    ],
+)
+def test_an_odd_plan_is_refused_in_one_line(suite: Path, content: str, words: str) -> None:
+    (suite / "odd.toml").write_text(content)
+    session = run_pytest(suite, "--plan", "odd.toml")
+    assert session.code == 4, session.text
+    [line] = error_lines(session.text)
+    assert words in line
+
+
+def test_special_files_are_neither_read_nor_waited_for(suite: Path) -> None:
+    os.mkfifo(suite / "pipe")
+    (suite / "reports" / "old").mkdir(parents=True)
+    os.mkfifo(suite / "reports" / "old" / "journal.jsonl")
+    for plan in ("./pipe", "/dev/zero", "x" * 5_000):
+        session = run_pytest(suite, "--plan", plan)
+        assert session.code == 4, session.text
+        assert len(error_lines(session.text)) == 1
+    for file in ("pipe", "/dev/zero", "x" * 5_000):
+        assert run_cift(suite, "report", file).code == 4
+    assert run_pytest(suite).code == 0
+
+
+@pytest.mark.parametrize("pid", ['"abc"', "-1", "[]", "1e999"])
+def test_an_odd_old_journal_does_not_stop_a_new_run(suite: Path, pid: str) -> None:
+    old = suite / "reports" / "20250101T000000Z-1"
+    old.mkdir(parents=True)
+    header = f'{{"entry": "header", "content": {{"pid": {pid}, "pid_started": 1.0}}}}\n'
+    (old / "journal.jsonl").write_text(header)
+    session = run_pytest(suite)
+    assert session.code == 0, session.text
+    assert "cannot be read" in session.text
+    assert run_pytest(suite, "--resume").code == 4
+    assert run_cift(suite, "report", str(old)).code == 4
+
+
+def test_a_link_that_leads_nowhere_is_no_report_folder(suite: Path) -> None:
+    (suite / "link").symlink_to(suite / "nowhere")
+    (suite / "loop").symlink_to(suite / "loop")
+    for name in ("link", "loop", "n" * 300):
+        session = run_pytest(suite, "--report-dir", name)
+        assert session.code == 4, session.text
+        assert len(error_lines(session.text)) == 1
+
+
+@pytest.mark.parametrize("option", ["--setup-only", "--setup-plan"])
+def test_a_run_that_judges_nothing_is_refused(suite: Path, option: str) -> None:
+    assert run_pytest(suite, option).code == 4
+
+
+def test_python_without_docstrings_is_told_apart_from_a_wrong_suite(suite: Path) -> None:
+    session = run_pytest(suite, environment={"PYTHONOPTIMIZE": "2"})
+    assert session.code == 4
+    assert "unset PYTHONOPTIMIZE" in session.text
+
+
+def test_a_run_without_xdist_or_with_warnings_as_errors_works(suite: Path) -> None:
+    assert run_pytest(suite, "-p", "no:xdist").code == 0
+    arguments = ("run", "-m", "cpu", "-k", "shared_memory", "-W", "error")
+    assert run_cift(suite, *arguments).code == 0
+
+
+def test_a_full_or_closed_output_ends_without_a_traceback(suite: Path) -> None:
+    command = f"{sys.executable} -m cift_probe report missing.json"
+    for redirected in (f"{command} >&-", f"{command} 2>&1 | head -0", f"{command} >/dev/full"):
+        done = run(["sh", "-c", redirected], suite)
+        assert "Traceback" not in done.stderr + done.stdout
+    report = ROOT / "reports" / "examples"
+    example = next(report.glob("*.json"))
+    shell = f"{sys.executable} -m cift_probe report {example} >/dev/full"
+    done = run(["sh", "-c", shell], suite)
+    assert done.returncode == 3
+    assert "No space left" in done.stderr
+    assert "Traceback" not in done.stderr

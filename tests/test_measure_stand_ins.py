@@ -137,10 +137,11 @@ class CountedMemory:
     OutOfMemoryError = OutOfMemoryError
     uint8 = "uint8"
 
-    total = 80 * GIB
+    total = 12 * GIB  # 2 of them are context and driver reserve
     free = served = 10 * GIB  # what is told, and what is really there
+    reserved = 0
     num_written = 0
-    fraction = 0.5
+    fraction = 0.25
 
     @property
     def cuda(self) -> CountedMemory:
@@ -172,7 +173,7 @@ class CountedMemory:
         self.fraction = share
 
     def memory_reserved(self) -> int:
-        return 0
+        return self.reserved
 
     def memory_allocated(self) -> int:
         return 0
@@ -195,11 +196,11 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountedMemory]:
 def space(**asked: Any) -> tuple[float, float]:
     seen = memory_space.measure_memory_space(Task("gpu0", **asked))
     assert set(seen) == set(memory_space.PRODUCES)
-    return number(seen["device.allocatable.bytes"]), number(seen["device.usable.bytes"])
+    return number(seen["device.allocatable.share"]), number(seen["device.usable.bytes"])
 
 
 def test_four_fifths_of_free_memory_are_handed_out_and_written(memory: CountedMemory) -> None:
-    assert space() == (8 * GIB, 10 * GIB)
+    assert space() == (0.8, 10 * GIB)
     assert memory.num_written == 8 * GIB
     assert memory.fraction == 1.0  # the card is asked without a cap
 
@@ -211,23 +212,31 @@ def test_memory_that_somebody_holds_is_not_usable() -> None:
 
 @pytest.mark.usefixtures("memory")
 def test_memory_that_is_refused_is_not_allocatable() -> None:
-    assert space(fault="refused") == (GIB, 10 * GIB)
+    assert space(fault="refused") == (0.1, 10 * GIB)
 
 
 def test_memory_that_runs_out_early_counts_as_far_as_it_went(memory: CountedMemory) -> None:
     memory.served = 3 * GIB
-    assert space() == (3 * GIB, 10 * GIB)
+    assert space() == (0.3, 10 * GIB)
 
 
-@pytest.mark.parametrize(("cap", "usable"), [(4 * GIB, 4 * GIB), (40 * GIB, 10 * GIB)])
+@pytest.mark.parametrize(("cap", "usable"), [(4 * GIB, 2 * GIB), (40 * GIB, 10 * GIB), (GIB, 0)])
 @pytest.mark.usefixtures("memory")
 def test_a_cap_bounds_what_is_usable_but_not_what_is_tried(cap: int, usable: int) -> None:
-    assert space(vram_cap=cap) == (8 * GIB, usable)
+    assert space(vram_cap=cap) == (0.8, usable)
 
 
-@pytest.mark.parametrize(("cap", "fraction"), [(None, 1.0), (40 * GIB, 0.5), (100 * GIB, 1.0)])
+@pytest.mark.parametrize(
+    ("cap", "fraction"), [(None, 1.0), (8 * GIB, 0.5), (100 * GIB, 1.0), (GIB, 0.0)]
+)
 def test_a_cap_becomes_a_share_of_the_card(
     memory: CountedMemory, cap: int | None, fraction: float
 ) -> None:
     inside.cap_memory(cap)
     assert memory.fraction == fraction
+
+
+def test_what_the_allocator_itself_reserves_is_not_taken_by_others(memory: CountedMemory) -> None:
+    memory.reserved = GIB
+    inside.cap_memory(8 * GIB)
+    assert memory.fraction == pytest.approx(7 / 12)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import psutil
@@ -137,3 +138,26 @@ def test_an_interrupt_leaves_a_report_that_says_so(tmp_path: Path) -> None:
     assert session.report.suite.complete is False
     assert session.report.suite.in_flight == "HST102"
     assert session.outcomes == {"HST101": "PASS"}
+
+
+def test_a_terminated_session_leaves_a_report_that_says_so(tmp_path: Path) -> None:
+    body = "os.kill(os.getpid(), signal.SIGTERM)\n    return None"
+    write_suite(tmp_path, one_check("HST101", PASSING), one_check("HST102", body))
+    session = run_pytest(tmp_path)
+    assert session.code == 2, session.text
+    assert session.report.suite.in_flight == "HST102"
+
+
+def test_a_full_disk_ends_the_session_in_one_line(tmp_path: Path) -> None:
+    # a limit on the size of files stands in for a disk: the same error from the same calls
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))\n"
+    ignore = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    (tmp_path / "sitecustomize.py").write_text(limit + ignore)
+    write_suite(tmp_path, one_check("HST101", PASSING))
+    paths = os.pathsep.join([str(tmp_path), str(Path(__file__).parent.parent)])
+    environment = {"PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"}
+    session = run_pytest(tmp_path, environment=environment)
+    assert session.code == 3, session.text
+    assert "free room or name another folder" in session.text
+    assert "Traceback" not in session.text
+    assert not list(tmp_path.glob("reports/*/report.json"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Generator, Iterable, Sequence
 
 import pytest
@@ -13,6 +14,7 @@ from cift_probe.pytest_plugin.run_folder import prepare_run
 from cift_probe.pytest_plugin.session import FINDING, STATE, Role, State, role_of
 from cift_probe.verdict.catalogue import cases
 from cift_probe.verdict.declare import declaration
+from cift_probe.verdict.display import one_line
 from cift_probe.verdict.finding import Outcome, Severity
 from cift_probe.verdict.summary import EXIT_FAILED
 
@@ -38,11 +40,18 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Read options and declarations; whatever is wrong with them ends the session here."""
     config = session.config
-    asked = options.settings(config)
     role: Role = role_of(config)
-    run = prepare_run(config, asked, writes=role != "worker")
-    state = State(config, asked, run)
+    try:
+        options.check_surroundings(config)
+        asked = options.settings(config)
+        run = prepare_run(config, asked, writes=role != "worker")
+        state = State(config, asked, run)
+    except pytest.UsageError as error:
+        raise pytest.UsageError(one_line(str(error))) from error
     config.stash[STATE] = state
+    if role != "worker" and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        # a job that is cancelled leaves a report too, and no child behind
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     if role != "worker":
         config.pluginmanager.register(Recorder(state), "cift-recorder")
 
@@ -142,7 +151,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     ended = exitstatus in _RAN_TO_THE_END and not _broken(session, state)
     complete = not state.note_missing() and ended
     ours = state.run.conclude(state, complete=complete)
-    if complete:
+    if complete or state.run.unwritten:
         session.exitstatus = ours
     elif exitstatus in _RAN_TO_THE_END:
         session.exitstatus = EXIT_FAILED  # -x, --maxfail, a lost xdist worker, a broken fixture

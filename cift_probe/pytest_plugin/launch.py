@@ -21,6 +21,8 @@ def launch(arguments: list[str]) -> int:
     suites = suites_folder()
     own = ["-p", "cift_probe.pytest_plugin", "-c", str(CONFIG), "--rootdir", str(suites.parent)]
     own += ["-p", "no:cacheprovider"]  # nothing is left beside the suites
+    # behind the user's options, since the last -W wins: `cift run` has the plugin loaded already
+    quiet = ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]
     # PYTEST_ADDOPTS belongs to the user's own tests as well
     os.environ.pop("PYTEST_ADDOPTS", None)
-    return int(pytest.main([*own, *arguments, str(suites)]))
+    return int(pytest.main([*own, *arguments, *quiet, str(suites)]))

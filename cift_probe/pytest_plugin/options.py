@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from cift_probe.plan import Plan, PlanError, default_plan, parse_quantity, read_
 
 DEFAULT_PLAN = "llama-3.1-8b-qlora"
 MARKERS = {
+    "xdist_group": "checks that stay on one worker (pytest-xdist's own marker)",
     "gpu": "acceptance run of a machine with a GPU",
     "cpu": "everything that runs without an accelerator",
     "quick": "answers in seconds; what --quick keeps",
@@ -88,6 +92,17 @@ def settings(config: pytest.Config) -> Settings:
     )
 
 
+def check_surroundings(config: pytest.Config) -> None:
+    """Raise UsageError for ways of running in which nothing could be judged."""
+    if sys.flags.optimize > 1:
+        message = "python drops docstrings (-OO), which describe the checks; unset PYTHONOPTIMIZE"
+        raise pytest.UsageError(message)
+    for option in ("setuponly", "setupplan"):
+        if config.getoption(option, default=False):
+            message = f"--{option.replace('setup', 'setup-')} judges nothing; leave it out"
+            raise pytest.UsageError(message)
+
+
 def suites_folder() -> Path:
     """Return the folder of the suites: inside the wheel, or beside the package in a checkout."""
     package = Path(cift_probe.__file__).parent
@@ -98,16 +113,18 @@ def suites_folder() -> Path:
 def report_folder(config: pytest.Config) -> Path:
     """Return the folder for run folders; raises UsageError where it cannot be written."""
     folder = Path(config.getoption("--report-dir")).absolute()
-    nearest = next(path for path in (folder, *folder.parents) if path.exists())
-    if not nearest.is_dir():
-        message = f"--report-dir {folder}: {nearest} is a file; name a folder"
-        raise pytest.UsageError(message)
     try:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            folder.lstat()  # a name that is too long is neither
+        nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+        if not nearest.is_dir():
+            message = f"--report-dir {folder}: {nearest} is a file; name a folder"
+            raise pytest.UsageError(message)
         # root passes every access() check, so that only a file tells
         tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        message = f"--report-dir {folder}: {nearest} cannot be written ({reason}); name another"
+        message = f"--report-dir {folder}: cannot be written ({reason}); name another folder"
         raise pytest.UsageError(message) from error
     return folder
 

@@ -45,36 +45,42 @@ class Run:
         self.report: Report | None = None
         self.notices: list[str] = []
         self.in_flight = ""
+        self.unwritten = ""
         self._journal: Journal | None = None
 
     @property
     def is_open(self) -> bool:
         """Whether anything has been written."""
-        return self._journal is not None
+        return self._journal is not None or bool(self.unwritten)
 
     def check_started(self, state: State, label: str) -> None:
         """Write that a check has begun; the first one opens the journal."""
         if self._journal is None:
-            self._open(state)
+            with self._room():
+                self._open(state)
         self.in_flight = label
         if self._journal is not None:
-            self._journal.started(label, "check")
+            with self._room():
+                self._journal.started(label, "check")
 
     def instrument_started(self, label: str) -> None:
         """Write that an instrument has begun."""
         if self._journal is not None:
-            self._journal.started(label, "instrument")
+            with self._room():
+                self._journal.started(label, "instrument")
 
     def evidence(self, witness: str, key: str, evidence: Evidence) -> None:
         """Write a new piece of evidence."""
         if self._journal is not None:
-            self._journal.evidence(witness, key, evidence)
+            with self._room():
+                self._journal.evidence(witness, key, evidence)
 
     def finding(self, finding: Finding) -> None:
         """Write a finding."""
         self.in_flight = ""
         if self._journal is not None:
-            self._journal.finding(finding)
+            with self._room():
+                self._journal.finding(finding)
 
     def conclude(self, state: State, *, complete: bool) -> int:
         """Write the report; return the exit code that it states."""
@@ -90,18 +96,37 @@ class Run:
             num_resumed=resumed,
         )
         self.report = conclude(machine, suite, state.not_run)
-        write_report(self.folder, self.report)
         code = self.report.suite.exit_code
-        if self._journal is not None:
-            self._journal.not_run(state.not_run)
-            if code is not None:
-                self._journal.end(code)
-            self._journal.close()
+        try:
+            write_report(self.folder, self.report)
+            if self._journal is not None:
+                self._journal.not_run(state.not_run)
+                if code is not None:
+                    self._journal.end(code)
+                self._journal.close()
+        except OSError as error:
+            self.unwritten = f"{self.folder}: {error.strerror}; free room or name another folder"
+            return int(pytest.ExitCode.INTERNAL_ERROR)
         return code or 0
 
+    @contextlib.contextmanager
+    def _room(self) -> Iterator[None]:
+        """End the session with one line when the journal cannot be written any more."""
+        try:
+            yield
+        except OSError as error:
+            self._journal = None
+            self.unwritten = f"{self.folder}: {error.strerror}; free room or name another folder"
+            message = f"the journal cannot be written: {self.unwritten}"
+            raise pytest.exit.Exception(message, int(pytest.ExitCode.INTERNAL_ERROR)) from error
+
     def _open(self, state: State) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._journal = Journal(self.folder / JOURNAL)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._journal = Journal(self.folder / JOURNAL)
+        except OSError as error:
+            message = f"--report-dir {self.folder.parent}: {error.strerror}; name another folder"
+            raise pytest.UsageError(message) from error
         self._journal.header(_header(self.suite, state.machine))
         for witness, ledger in state.machine.witnesses.items():
             for key, evidence in ledger.items():
@@ -142,8 +167,8 @@ def prepare_run(config: pytest.Config, settings: Settings, *, writes: bool) -> R
     base = report_folder(config)
     unfinished = list(_unfinished(base)) if writes else []
     named = config.getoption("--resume-from")
-    if named or config.getoption("--resume"):
-        run = _resumed(Path(named) if named else _latest(base))
+    if named is not None or config.getoption("--resume"):
+        run = _resumed(_latest(base) if named is None else Path(named))
     else:
         run = _new(config, settings, base)
     for folder in unfinished:
@@ -187,11 +212,16 @@ def _resumed(folder: Path) -> Run:
     except (OSError, JournalError) as error:
         message = f"--resume-from {folder}: {error}"
         raise pytest.UsageError(message) from error
-    suite = msgspec.convert(earlier.header["suite"], Suite)
+    try:
+        suite = msgspec.convert(earlier.header["suite"], Suite)
+        begun_on, _asked = earlier.header["machine"], earlier.header["asked"]
+    except (KeyError, msgspec.ValidationError) as error:
+        message = f"--resume {folder}: its header is of another version ({error}); start a new run"
+        raise pytest.UsageError(message) from error
     if suite.version != cift_probe.__version__:
         message = f"--resume {folder}: was begun by cift {suite.version}; start a new run"
         raise pytest.UsageError(message)
-    if earlier.header["machine"] != _fingerprint():
+    if begun_on != _fingerprint():
         message = f"--resume {folder}: was begun on another machine; start a new run here"
         raise pytest.UsageError(message)
     if _goes_on(folder / JOURNAL):
@@ -201,7 +231,7 @@ def _resumed(folder: Path) -> Run:
 
 
 def _latest(base: Path) -> Path:
-    journals = base.glob(f"*/{JOURNAL}")
+    journals = (path for path in base.glob(f"*/{JOURNAL}") if path.is_file())
     folders = [path.parent for path in journals if not _ended(path) and not _goes_on(path)]
     if not folders:
         message = f"--resume: no run in {base} ended early; leave --resume out for a new one"
@@ -212,7 +242,12 @@ def _latest(base: Path) -> Path:
 def _unfinished(base: Path) -> Iterator[Path]:
     """Yield folders of runs that ended early and have no report yet."""
     for path in sorted(base.glob(f"*/{JOURNAL}")):
-        if not (path.parent / REPORT).exists() and not _ended(path) and not _goes_on(path):
+        if (
+            path.is_file()
+            and not (path.parent / REPORT).exists()
+            and not _ended(path)
+            and not _goes_on(path)
+        ):
             yield path.parent
 
 
@@ -238,7 +273,7 @@ def _goes_on(journal: Path) -> bool:
         header = read_journal(journal).header
         process = psutil.Process(int(header["pid"]))
         apart: float = abs(process.create_time() - float(header["pid_started"]))
-    except (OSError, JournalError, KeyError, psutil.Error):
+    except (OSError, JournalError, KeyError, TypeError, ValueError, OverflowError, psutil.Error):
         return False
     return apart < 1.0
 

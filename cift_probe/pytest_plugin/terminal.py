@@ -9,6 +9,7 @@ import pytest
 from cift_probe.evidence import Evidence, Known, Ledger, Scope
 from cift_probe.pytest_plugin.run_folder import Run
 from cift_probe.pytest_plugin.session import State
+from cift_probe.verdict.answer import Answer
 from cift_probe.verdict.display import bytes_text, evidence_text
 from cift_probe.verdict.finding import Finding, Outcome, Severity
 
@@ -56,6 +57,19 @@ def failure_text(finding: Finding) -> str:
     return "\n".join(lines)
 
 
+def answer_text(answer: Answer) -> str:
+    """Return the answer for one plan on one device, with what was measured."""
+    numbers = ""
+    if answer.required_bytes is not None:
+        numbers = f" (tier {answer.tier})"
+    if answer.peak_allocated_bytes is not None:
+        numbers += f"; peak {bytes_text(answer.peak_allocated_bytes)} allocated"
+    if answer.tokens_per_s is not None and answer.step_band is not None:
+        numbers += f"; {answer.tokens_per_s:.0f} tokens/s ± {answer.step_band:.0%}"
+    verdict = answer.verdict.value.replace("_", " ")
+    return f"{answer.plan} on {answer.device}: {verdict}: {answer.reason}{numbers}"
+
+
 def summary(reporter: pytest.TerminalReporter, run: Run) -> None:
     """Print what the report says, shortest path first."""
     report = run.report
@@ -63,17 +77,7 @@ def summary(reporter: pytest.TerminalReporter, run: Run) -> None:
         return
     reporter.section("can I fine-tune?", bold=True)
     for answer in report.answers:
-        numbers = ""
-        if answer.required_bytes is not None:
-            numbers = f" (tier {answer.tier})"
-        if answer.peak_allocated_bytes is not None:
-            numbers += f"; peak {bytes_text(answer.peak_allocated_bytes)} allocated"
-        if answer.tokens_per_s is not None and answer.step_band is not None:
-            numbers += f"; {answer.tokens_per_s:.0f} tokens/s ± {answer.step_band:.0%}"
-        verdict = answer.verdict.value.replace("_", " ")
-        reporter.write_line(
-            f"{answer.plan} on {answer.device}: {verdict}: {answer.reason}{numbers}"
-        )
+        reporter.write_line(answer_text(answer))
     reporter.write_line(report.summary.text)
     findings = report.findings
     advice = [
@@ -91,6 +95,9 @@ def summary(reporter: pytest.TerminalReporter, run: Run) -> None:
     for line in _grouped(undecided):
         reporter.write_line(line)
     reporter.write_line("")
+    if run.unwritten:
+        reporter.write_line(f"no report could be written: {run.unwritten}")
+        return
     reporter.write_line(f"report: {run.folder}/report.md (and report.json)")
 
 

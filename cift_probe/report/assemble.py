@@ -11,7 +11,7 @@ from cift_probe.evidence import Ledger, Scope
 from cift_probe.plan import Plan
 from cift_probe.report.journal import read_journal
 from cift_probe.report.schema import Report, Suite
-from cift_probe.report.writer import build_report, read_report
+from cift_probe.report.writer import ReportError, build_report, read_report
 from cift_probe.verdict.answer import Answer, Verdict, answer_plan
 from cift_probe.verdict.finding import Finding, Outcome, Severity
 from cift_probe.verdict.summary import exit_code
@@ -88,16 +88,24 @@ def open_report(path: Path) -> Report:
 
     `path` is a report file or the folder of a run. Raises ReportError or JournalError.
     """
-    if not path.is_dir():
-        return read_report(path)
-    if (path / REPORT).exists() or not (path / JOURNAL).exists():
-        return read_report(path / REPORT)
+    try:
+        if not path.is_dir():
+            return read_report(path)
+        if (path / REPORT).exists() or not (path / JOURNAL).exists():
+            return read_report(path / REPORT)
+    except OSError as error:
+        message = f"{path}: cannot be read ({error.strerror}); name a report.json"
+        raise ReportError(message) from error
     told = read_journal(path / JOURNAL)
     ledgers = {}
     for name, entries in told.evidence.items():
         ledgers[name] = Ledger(name)
         for key, evidence in entries.items():
             ledgers[name].enter(key, evidence)
-    suite = msgspec.convert({**told.header["suite"], "in_flight": told.in_flight}, Suite)
-    asked = msgspec.convert(told.header["asked"], Asked)
+    try:
+        suite = msgspec.convert({**told.header["suite"], "in_flight": told.in_flight}, Suite)
+        asked = msgspec.convert(told.header["asked"], Asked)
+    except (KeyError, TypeError, msgspec.ValidationError) as error:
+        message = f"{path / JOURNAL}: its header is of another version ({error}); start a new run"
+        raise ReportError(message) from error
     return assemble(suite, asked, ledgers, told.findings, told.not_run)

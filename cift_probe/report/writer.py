@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -52,6 +53,10 @@ _UNTOLD = {
     "system.cooling": "no software interface tells how the machine is cooled",
     "system.host.memory.configuration": "modules and channels are told to root alone (dmidecode)",
 }
+
+
+_MAX_REPORT_BYTES = 256 << 20
+_MAX_DIGITS = 6
 
 
 class ReportError(ValueError):
@@ -137,6 +142,9 @@ def _refuse(path: Path, what: str, cause: Exception | None = None) -> NoReturn:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_REPORT_BYTES:
+            _refuse(path, "is no file of at most 256 MiB; name a report.json")
         plain = json.loads(path.read_bytes())
         canonical_text(plain)  # NaN, and numbers beyond a float, are no JSON
     except OSError as error:
@@ -151,7 +159,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _check_version(path: Path, plain: dict[str, Any]) -> None:
     version = plain.get("schema_version")
     parts = version.split(".") if isinstance(version, str) else []
-    if not parts or not all(part.isdecimal() for part in parts):
+    if not parts or not all(part.isdecimal() and len(part) <= _MAX_DIGITS for part in parts):
         _refuse(path, "has no schema_version; name a report.json")
     if [int(part) for part in parts] > [int(part) for part in SCHEMA_VERSION.split(".")]:
         own = f"this is cift {cift_probe.__version__}, which reads up to {SCHEMA_VERSION}"

@@ -9,6 +9,11 @@ _STEP = 1024
 _MAX_LISTED = 12
 
 
+def one_line(text: str) -> str:
+    """Return a text in which nothing breaks the line or moves the cursor."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 def bytes_text(num_bytes: float) -> str:
     """Return a byte count with a binary prefix.
 
