@@ -66,16 +66,15 @@ def gather(
 
 def conclude(machine: Machine, suite: Suite, not_run: dict[str, str]) -> Report:
     """Return the report of a session: who was tested, evidence, findings and answers."""
-    for name in IDENTITY:
-        machine.witnesses["facts"].find(name, Scope())
-    for device in machine.devices:
-        machine.witnesses["facts"].find("device.name", Scope(device))
-    findings = list(machine.court.findings.values())
-    return assemble(suite, asked(machine), machine.witnesses, findings, not_run)
+    wanted = [(name, Scope()) for name in IDENTITY]
+    for name, scope in [*wanted, *(("device.name", Scope(gpu)) for gpu in machine.devices)]:
+        machine.witnesses["facts"].find(name, scope)
+    found = list(machine.court.findings.values())
+    return assemble(suite, asked(machine), machine.witnesses, found, not_run)
 
 
 def asked(machine: Machine) -> Asked:
     """Return what the session was asked, as the journal and the report keep it."""
-    settings = machine.settings
-    demanded, plans = sorted(settings.demanded), list(settings.plans.values())
-    return Asked(plans, demanded, machine.devices, settings.strict)
+    asked_for = machine.settings
+    plans, demanded = list(asked_for.plans.values()), sorted(asked_for.demanded)
+    return Asked(plans, demanded, machine.devices, asked_for.strict)

@@ -167,6 +167,13 @@ def test_a_check_that_kills_its_xdist_worker_is_no_pass(tmp_path: Path) -> None:
     assert "HST102" in session.report.summary.not_run
 
 
+def test_auto_starts_one_worker_per_gpu(tmp_path: Path) -> None:
+    write_suite(tmp_path, one_check("HST101", PASSING))
+    session = run_pytest(tmp_path, "-n", "auto")
+    assert session.code == 0, session.text
+    assert "1 worker [1 item]" in session.text
+
+
 def test_suites_import_the_judge_and_nothing_else() -> None:
     imported = {
         node.module

@@ -6,6 +6,7 @@ import math
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -248,3 +249,32 @@ def test_a_model_without_decoder_layers_is_refused() -> None:
 
     with pytest.raises(ValueError, match="Linear has no module with `layers` and `norm`"):
         instants.decoder_of(torch.nn.Linear(1, 1))
+
+
+def test_layers_that_are_entered_again_in_the_backward_pass_are_marked_once(
+    marks: list[str],
+) -> None:
+    # the installed stack checkpoints inside its layers; other versions enter the layers again
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    entered = []
+
+    class Decoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(LAYERS))
+            self.norm = torch.nn.LayerNorm(4)
+
+        def forward(self, hidden: Any) -> Any:
+            for layer in self.layers:
+                hidden = checkpoint(layer, hidden, use_reentrant=False)
+            return self.norm(hidden)
+
+    model = Decoder()
+    model.layers[0].register_forward_pre_hook(lambda *_: entered.append(1))
+    instants.Watch(num_steps=2).attach(SimpleNamespace(model=model))
+    for _ in range(2):
+        model(torch.ones(1, 4, requires_grad=True)).sum().backward()
+    assert len(entered) == 2 * 2
+    assert marks == STEP[1:5] * 2

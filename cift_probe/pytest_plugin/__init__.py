@@ -20,6 +20,7 @@ from cift_probe.pytest_plugin.hooks import (
     pytest_sessionstart,
     pytest_terminal_summary,
     pytest_unconfigure,
+    pytest_xdist_auto_num_workers,
 )
 
 __all__ = [
@@ -40,5 +41,6 @@ __all__ = [
     "pytest_sessionstart",
     "pytest_terminal_summary",
     "pytest_unconfigure",
+    "pytest_xdist_auto_num_workers",
     "scope",
 ]

@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterable, Sequence
 import pytest
 
 from cift_probe.evidence import Scope
+from cift_probe.facts import read_devices
 from cift_probe.pytest_plugin import collection, options, terminal
 from cift_probe.pytest_plugin.recorder import Recorder
 from cift_probe.pytest_plugin.run_folder import prepare_run
@@ -34,6 +35,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("maxworkerrestart", "") is None:
         # a check that kills its worker would be handed to the next one, and kill that too
         config.option.maxworkerrestart = "0"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Start one worker per GPU under `-n auto`: the checks of one GPU stay on one worker."""
+    return max(1, len(read_devices()))
 
 
 @pytest.hookimpl(tryfirst=True)
