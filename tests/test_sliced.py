@@ -385,3 +385,21 @@ def test_an_answer_says_when_its_time_is_the_hosts() -> None:
     found = answer(room=room(80 * GIB), step__seconds=slow)
     assert found.limits[-1] == "launch-bound: the device waits"
     assert found.step_band == 0.5
+
+
+def test_out_of_memory_is_known_through_a_loader_s_own_error() -> None:
+    plain = RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    with pytest.raises(RuntimeError, match="automatic conversion") as caught:
+        loader_that_runs_out_of_memory(plain)
+    assert sliced.is_out_of_memory(caught.value)
+    assert sliced.is_out_of_memory(plain)
+    assert not sliced.is_out_of_memory(RuntimeError("CUDA error: device-side assert triggered"))
+
+
+def loader_that_runs_out_of_memory(plain: RuntimeError) -> None:
+    """Raise what transformers' loader makes of an error in one tensor."""
+    try:
+        raise plain
+    except RuntimeError as error:
+        message = "We encountered some issues during automatic conversion of the weights"
+        raise RuntimeError(message) from error

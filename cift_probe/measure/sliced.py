@@ -102,7 +102,7 @@ def measure_sliced(task: Task) -> dict[str, Evidence]:
         except DirtyProcessError as error:
             return dict.fromkeys(PRODUCES, Unknown(str(error)))
         except RuntimeError as error:
-            if type(error).__name__ != "OutOfMemoryError":
+            if not is_out_of_memory(error):
                 raise
             return out_of_memory(depth, error)
     return evidence_of(slices, full_depth)
@@ -153,6 +153,18 @@ def _run(plan: Plan, depth: int, task: Task, folder: Path, slices: Any) -> Slice
         spread_s=statistics.median(abs(item - median) for item in durations),
         busy_s=watch.busy_s,
     )
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Tell whether an error, or what it was raised from, is torch's out of memory.
+
+    A loader wraps it in an error of its own.
+    """
+    while error is not None:
+        if type(error).__name__ == "OutOfMemoryError" or "CUDA out of memory" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def out_of_memory(depth: int, error: RuntimeError) -> dict[str, Evidence]:

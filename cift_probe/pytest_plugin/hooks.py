@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.maxworkerrestart = "0"
 
 
-@pytest.hookimpl(optionalhook=True)
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Start one worker per GPU under `-n auto`: the checks of one GPU stay on one worker."""
     return max(1, len(read_devices()))
