@@ -266,7 +266,15 @@ def test_driver_versions_are_read_as_versions() -> None:
         "driver.nvml.version": ("12.575.64", "version"),
         "driver.cuda.version": ("12.9", "version"),
         "device.count": (1, "1"),
+        "device.lost": ([], ""),
     }
+
+
+def test_a_lost_device_is_named_although_others_answer() -> None:
+    found = nvidia.read_driver(Nvml(FakeNvml("gpu-lost")), NOTHING)
+    [reason] = known(found["device.lost"]).value
+    assert "lost" in reason
+    assert known(found["device.count"]).value == 1
 
 
 def test_a_lost_device_makes_all_its_fields_unknown_and_is_not_counted() -> None:

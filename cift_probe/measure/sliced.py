@@ -169,7 +169,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 def out_of_memory(depth: int, error: RuntimeError) -> dict[str, Evidence]:
     """Return that a slice alone does not fit: then the whole does not either."""
-    text = f"a slice of {depth} layers ran out of memory: {str(error).partition(' GPU ')[0]}"
+    said = str(error).partition("\n")[0].partition(" GPU ")[0]
+    text = f"a slice of {depth} layers ran out of memory: {said}"
     evidence: dict[str, Evidence] = dict.fromkeys(PRODUCES, Unknown(text))
     evidence["step.out_of_memory"] = Known(text)
     # a card that is too small is no worse a card: there is nothing to extrapolate
