@@ -290,8 +290,9 @@ def read_visible(nvml: Nvml, selection: str | None = None) -> list[str]:
 def parse_selection(text: str) -> list[str]:
     """Split CUDA_VISIBLE_DEVICES into integers, UUIDs and MIG names, up to the first that is none.
 
-    Integers are read as by strtoul: leading digits count. Source: CUDA C++ programming guide,
-    "CUDA environment variables"; a repeated entry hides every device.
+    Integers are read as by strtoul: leading digits count. A repeated entry hides every device.
+    Sources: CUDA C++ programming guide, "CUDA environment variables"; for repeated entries and
+    digits torch.cuda's own reading of the variable.
 
     >>> parse_selection("2,-1,3"), parse_selection("GPU-8932f9"), parse_selection("")
     (['2'], ['GPU-8932f9'], [])

@@ -72,6 +72,7 @@ class FakeNvml:
     def nvmlDeviceGetMemoryInfo(  # noqa: N802 - as above
         self, handle: dict[str, Any], version: int | None = None
     ) -> object:
+        assert version in (None, pynvml.nvmlMemory_v2)
         return self._answer(handle, f"nvmlDeviceGetMemoryInfo{'_v2' if version else ''}", ())
 
     def __getattr__(self, name: str) -> Callable[..., Any]:

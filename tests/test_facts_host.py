@@ -1,5 +1,6 @@
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_nvml import RECORDED
@@ -203,7 +204,14 @@ def test_podman_is_recognised_by_its_file() -> None:
 
 @pytest.mark.parametrize(
     ("text", "limit"),
-    [("max\n", None), ("4096\n", 4096), ("9223372036854771712", None), ("0", 0)],
+    [
+        ("max\n", None),
+        ("4096\n", 4096),
+        ("9223372036854771712", None),
+        (str(1 << 60), None),
+        (str((1 << 60) - 1), (1 << 60) - 1),
+        ("0", 0),
+    ],
 )
 def test_a_limit_is_bytes_or_none(text: str, limit: int | None) -> None:
     assert cgroup.parse_limit(text) == limit
@@ -216,7 +224,14 @@ def test_a_limit_that_is_none_of_these_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "quota"), [("max 100000", None), ("-1\n 100000\n", None), ("150000 100000", 1.5)]
+    ("text", "quota"),
+    [
+        ("max 100000", None),
+        ("-1\n 100000\n", None),
+        ("150000 100000", 1.5),
+        ("0 100000", 0.0),
+        ("3 1", 3.0),
+    ],
 )
 def test_a_quota_is_processors_or_none(text: str, quota: float | None) -> None:
     assert cgroup.parse_quota(text) == quota
@@ -228,11 +243,18 @@ def test_a_quota_that_is_none_of_these_is_refused(text: str) -> None:
         cgroup.parse_quota(text)
 
 
-def test_shared_memory_is_measured_and_tried(tmp_path: Path) -> None:
+def test_shared_memory_is_measured_and_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.statvfs(tmp_path)
+    assert (
+        value(host.read_shared_memory(tmp_path)["host.shm.size"]) == real.f_blocks * real.f_frsize
+    )
+    told = SimpleNamespace(f_blocks=10, f_bavail=3, f_bfree=5, f_frsize=4096, f_bsize=1)
+    monkeypatch.setattr("os.statvfs", lambda _path: told)
     found = host.read_shared_memory(tmp_path)
-    told = os.statvfs(tmp_path)
-    assert value(found["host.shm.size"]) == told.f_blocks * told.f_frsize
-    assert isinstance(found["host.shm.free"], Known)
+    assert value(found["host.shm.size"]) == 40960
+    assert value(found["host.shm.free"]) == 12288
     assert value(found["host.shm.writable"]) is True
     assert list(tmp_path.iterdir()) == []
 
@@ -267,6 +289,7 @@ def test_shared_memory_whose_size_is_refused_is_unknown(
 
     monkeypatch.setattr("os.statvfs", refuse)
     found = host.read_shared_memory(tmp_path)
+    assert value(found["host.shm.writable"]) is True
     assert isinstance(found["host.shm.size"], Unknown)
     assert isinstance(found["host.shm.free"], Unknown)
 
@@ -279,3 +302,109 @@ def test_a_resource_without_limit_is_absent(monkeypatch: pytest.MonkeyPatch) -> 
     found = host.read_host()
     assert absent_reason(found["host.memlock.limit"]) == "no limit"
     assert value(found["host.nofile.limit"]) == 1024
+
+
+def test_lines_of_another_form_are_no_memberships() -> None:
+    text = "garbage\n1:cpu\n:/a\n2:cpu:relative\n3:cpu,memory:/a:b\n0::/c (deleted)\n"
+    assert cgroup.parse_memberships(text) == [
+        cgroup.Membership(frozenset({"cpu", "memory"}), "/a:b"),
+        cgroup.Membership(frozenset(), "/c"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "35 23 0:29 / /cg rw cgroup2 cgroup2 rw",
+        "35 23 0:29 / - cgroup2 cgroup2 rw",
+        "35 23 0:29 / /cg rw - cgroup2 cgroup2",
+        "35 23 0:29 / /cg rw - tmpfs cgroup2 rw",
+        "35 23 0:29 / /cg rw - tmpfs cgroup rw",
+    ],
+)
+def test_lines_of_another_form_are_no_mounts(line: str) -> None:
+    good = "41 33 0:31 /d /cg\\040x ro - cgroup cgroup rw,cpu,cpuacct"
+    expected = cgroup.Mount(1, frozenset({"rw", "cpu", "cpuacct"}), "/d", "/cg x")
+    assert cgroup.parse_mounts(f"{line}\n{good}\n") == [expected]
+    shortest = "35 23 0:29 / /cg - cgroup2 cgroup2 rw"
+    assert cgroup.parse_mounts(shortest) == [cgroup.Mount(2, frozenset(), "/", "/cg")]
+
+
+def plant(root: Path, files: dict[str, str]) -> Path:
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("group", "limit"), [("/a/b", 50), ("/a", 70), ("/ab", 70), ("/c/b", 70), ("/a/../b", 70)]
+)
+def test_only_groups_below_the_root_of_the_mount_are_sought_in_it(
+    group: str, limit: int, tmp_path: Path
+) -> None:
+    files = {
+        "proc/self/cgroup": f"0::{group}\n",
+        "proc/self/mountinfo": "35 23 0:29 /a /cg rw - cgroup2 cgroup2 rw\n",
+        "cg/memory.max": "70",
+        "cg/b/memory.max": "50",
+    }
+    found = host.read_memory(plant(tmp_path, files))["host.memory.limit"]
+    assert value(found) == limit
+
+
+def test_each_controller_of_v1_is_sought_in_its_own_group(tmp_path: Path) -> None:
+    mounts = ("cpu", "memory", "pids")
+    files = {
+        "proc/self/cgroup": "3:cpu:/c\n2:memory:/m\n1:pids:/p\n0::/unmounted\n",
+        "proc/self/mountinfo": "".join(
+            f"4{i} 33 0:31 / /cg/{name} ro - cgroup cgroup rw,{name}\n"
+            for i, name in enumerate(mounts)
+        ),
+        "cg/memory/m/memory.limit_in_bytes": "70",
+        "cg/memory/c/memory.limit_in_bytes": "50",
+        "cg/memory/p/memory.limit_in_bytes": "40",
+        "cg/cpu/c/cpu.cfs_quota_us": "5000",
+        "cg/cpu/c/cpu.cfs_period_us": "10000",
+        "cg/cpu/m/cpu.cfs_quota_us": "1000",
+        "cg/cpu/m/cpu.cfs_period_us": "10000",
+    }
+    root = plant(tmp_path, files)
+    assert value(host.read_memory(root)["host.memory.limit"]) == 70
+    assert cgroup.read_cpu_quota(root) == 0.5
+
+
+def test_the_environment_of_this_process_says_nothing_of_a_recorded_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    assert value(host.read_host()["host.container"]) == "kubernetes"
+    assert absent_reason(read("host-no-limit")["host.container"]) == "not in a container"
+
+
+def test_a_system_without_proc_is_asked_through_psutil(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "_text", lambda _root, _path: None)
+    monkeypatch.setattr("psutil.cpu_count", lambda *, logical: 7 if not logical else 0)
+    monkeypatch.setattr("os.cpu_count", lambda: 9)
+    memory = SimpleNamespace(total=100, available=60)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    monkeypatch.setattr("psutil.swap_memory", lambda: SimpleNamespace(total=20))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1, 2})
+    found = host.read_host()
+    assert value(found["host.memory.total"]) == 100
+    assert value(found["host.swap.total"]) == 20
+    assert value(found["host.cpu.num_physical"]) == 7
+    assert value(found["host.cpu.num_logical"]) == 9
+    assert value(found["host.cpu.num_usable"]) == 3
+    monkeypatch.setattr("psutil.cpu_count", lambda *, logical: None if not logical else 0)
+    monkeypatch.setattr("os.cpu_count", lambda: None)
+    found = host.read_host()
+    assert isinstance(found["host.cpu.num_physical"], Unknown)
+    assert isinstance(found["host.cpu.num_logical"], Unknown)
+
+
+def test_an_arm_processor_without_a_part_has_no_name() -> None:
+    assert "model" not in host.parse_cpuinfo("processor : 0\nCPU implementer : 0x41\n")
+    pi = "processor : 0\nCPU implementer : 0x41\nCPU part : 0xd0b\n\nModel : Raspberry Pi 5\n"
+    assert host.parse_cpuinfo(pi)["model"] == "Raspberry Pi 5"

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -64,7 +65,7 @@ EXPECTED_H200 = {
     "device.ecc.mode": ("on", ""),
     "device.ecc.uncorrected": (0, "1"),
     "device.ecc.uncorrected.aggregate": (2, "1"),
-    "device.ecc.corrected": (0, "1"),
+    "device.ecc.corrected": (5, "1"),
     "device.remap.correctable": (1, "1"),
     "device.remap.uncorrectable": (2, "1"),
     "device.remap.pending": (False, ""),
@@ -87,6 +88,27 @@ EXPECTED_H200 = {
 }
 
 
+@pytest.mark.parametrize(
+    ("rows", "pending", "failed"), [([0, 1, 1, 0], 1, 0), ([0, 1, 0, 1], 0, 1)]
+)
+def test_a_pending_and_a_failed_remap_are_told_apart(
+    rows: list[int], pending: int, failed: int
+) -> None:
+    fake = FakeNvml("h200")
+    fake.devices[0]["calls"]["nvmlDeviceGetRemappedRows"] = rows
+    nvml = Nvml(fake)
+    found = nvidia.read_device(nvml, read_visible(nvml)[0], 0)
+    told = [known(found[f"device.remap.{name}"]).value for name in ("pending", "failed")]
+    assert told == [bool(pending), bool(failed)]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(13000, "13.0"), (12080, "12.8"), (11040, "11.4"), (12100, "12.10")]
+)
+def test_cuda_versions_are_read_from_one_number(number: int, text: str) -> None:
+    assert nvidia.parse_cuda_version(number) == text
+
+
 def test_what_a_geforce_does_not_have_is_absent_and_never_zero() -> None:
     found = read("rtx-4090")
     assert unknowns(found) == set()
@@ -102,6 +124,7 @@ def test_what_a_geforce_does_not_have_is_absent_and_never_zero() -> None:
     }
     assert {"device.serial", "device.mig.mode"} < absences(found)
     assert known(found["device.processes.graphics"]).value[0]["memory"] == 396 * MIB
+    assert known(found["device.throttle.reasons"]).value == ["gpu idle"]
 
 
 def test_an_old_driver_is_asked_in_its_own_words() -> None:
@@ -127,6 +150,7 @@ def test_unified_memory_is_the_hosts_with_page_cache_counted_as_free() -> None:
     assert free.value == 62914560 * 1024
     assert free.unit == "B"
     assert "host" in free.note
+    assert known(found["device.memory.used"]).value == (127600748 - 62914560) * 1024
     assert "device.memory.reserved" in absences(found)
 
 
@@ -147,11 +171,49 @@ def test_figures_of_nvml_are_not_believed_on_unified_memory(
     assert known(found["device.memory.free"]).value == 62914560 * 1024
 
 
-def test_unified_memory_without_meminfo_is_unknown(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["", "MemTotal: 100 kB\n", "MemAvailable: 100 kB\n"])
+def test_unified_memory_without_meminfo_is_unknown(text: str, tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(text)
     nvml = Nvml(FakeNvml("gb10"))
     found = nvidia.read_device(nvml, read_visible(nvml)[0], 0, tmp_path)
     assert isinstance(found["device.memory.free"], Unknown)
     assert known(found["device.memory.kind"]).value == "unified"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"nvmlDeviceGetName": "NVIDIA X1"},
+        {"nvmlDeviceGetCudaComputeCapability": {"error": 3}},
+    ],
+)
+def test_name_or_capability_alone_tell_an_integrated_device(changes: dict[str, object]) -> None:
+    fake = FakeNvml("gb10")
+    fake.devices[0]["calls"] |= changes
+    nvml = Nvml(fake)
+    found = nvidia.read_device(nvml, read_visible(nvml)[0], 0, RECORDED / "gb10")
+    assert known(found["device.memory.kind"]).value == "unified"
+
+
+@pytest.mark.parametrize(
+    ("free", "used", "kind"),
+    [
+        (10_000, 0, Known),
+        (10_001, 0, Unknown),
+        (5_000, 5_100, Known),  # the parts are rounded, each for itself
+        (5_000, 5_101, Unknown),
+        (0, 0, Known),
+    ],
+)
+def test_figures_that_exceed_their_total_are_not_believed(
+    free: int, used: int, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = SimpleNamespace(total=10_000, free=free, used=used, reserved=0)
+    monkeypatch.setattr(FakeNvml, "nvmlDeviceGetMemoryInfo", lambda *_: told)
+    nvml = Nvml(FakeNvml("h200"))
+    found = nvidia.read_device(nvml, read_visible(nvml)[0], 0)
+    assert isinstance(found["device.memory.free"], kind)
 
 
 def test_the_hosts_memory_is_never_offered_for_a_card_that_is_not_listed_as_integrated() -> None:
@@ -258,6 +320,32 @@ def test_nonsense_is_unknown_field_by_field() -> None:
     assert unknowns(driver) == {"driver.cuda.version", "driver.nvml.version"}
 
 
+@pytest.mark.parametrize(
+    ("function", "answer", "key", "text"),
+    [
+        ("nvmlDeviceGetComputeMode", 0, "device.compute_mode", "default"),
+        ("nvmlDeviceGetComputeMode", 1, "device.compute_mode", "exclusive thread"),
+        ("nvmlDeviceGetComputeMode", 2, "device.compute_mode", "prohibited"),
+        ("nvmlDeviceGetComputeMode", 3, "device.compute_mode", "exclusive process"),
+        ("nvmlDeviceGetDriverModel", [0, 1], "device.driver_model", "WDDM"),
+        ("nvmlDeviceGetDriverModel", [1, 0], "device.driver_model", "TCC"),
+        ("nvmlDeviceGetDriverModel", [2, 0], "device.driver_model", "MCDM"),
+        ("nvmlDeviceGetDriverModel", [3, 0], "device.driver_model", "unnamed model 3"),
+        ("nvmlDeviceGetEccMode", [0, 1], "device.ecc.mode", "off"),
+        ("nvmlDeviceGetEccMode", [1, 0], "device.ecc.mode", "on"),
+        ("nvmlDeviceGetMigMode", [0, 1], "device.mig.mode", "off"),
+    ],
+)
+def test_modes_are_told_in_words_and_as_they_are_now(
+    function: str, answer: object, key: str, text: str
+) -> None:
+    fake = FakeNvml("h200")
+    fake.devices[0]["calls"][function] = answer
+    nvml = Nvml(fake)
+    found = nvidia.read_device(nvml, read_visible(nvml)[0], 0)
+    assert known(found[key]).value == text
+
+
 def test_driver_versions_are_read_as_versions() -> None:
     found = nvidia.read_driver(Nvml(FakeNvml("wsl-4090")), RECORDED / "wsl-4090")
     told = {key: (known(item).value, known(item).unit) for key, item in found.items()}
@@ -268,13 +356,6 @@ def test_driver_versions_are_read_as_versions() -> None:
         "device.count": (1, "1"),
         "device.lost": ([], ""),
     }
-
-
-def test_a_lost_device_is_named_although_others_answer() -> None:
-    found = nvidia.read_driver(Nvml(FakeNvml("gpu-lost")), NOTHING)
-    [reason] = known(found["device.lost"]).value
-    assert "lost" in reason
-    assert known(found["device.count"]).value == 1
 
 
 def test_a_lost_device_makes_all_its_fields_unknown_and_is_not_counted() -> None:
@@ -292,6 +373,9 @@ def test_when_every_device_is_lost_their_number_is_unknown() -> None:
     counted = nvidia.read_count(Nvml(fake))
     assert isinstance(counted, Unknown)
     assert "lost" in counted.reason
+    lost = known(nvidia.read_driver(Nvml(fake))["device.lost"])
+    assert len(lost.value) == 1
+    assert "lost" in lost.value[0]
 
 
 @pytest.mark.parametrize(
@@ -325,6 +409,7 @@ def test_without_driver_and_without_a_card_there_are_no_devices(
     found = nvidia.read_driver(Nvml(FakeNvml(machine)), tmp_path)
     assert known(found["device.count"]).value == 0
     assert absences(found) == {"driver.version", "driver.nvml.version", "driver.cuda.version"}
+    assert known(found["device.lost"]).value == []
 
 
 @pytest.mark.parametrize("machine", ["driver-not-loaded", "library-missing"])
@@ -338,6 +423,7 @@ def test_a_card_on_the_bus_without_its_driver_is_unknown(
     assert isinstance(counted, Unknown)
     assert "an NVIDIA device is on the PCI bus, but" in counted.reason
     assert isinstance(found["driver.version"], Unknown)
+    assert isinstance(found["device.lost"], Unknown)
 
 
 def test_a_device_node_is_a_sign_of_a_card_where_the_bus_is_hidden(tmp_path: Path) -> None:
@@ -367,6 +453,30 @@ def test_nothing_follows_from_the_bus_under_wsl_and_on_tegra(
     counted = nvidia.read_count(Nvml(FakeNvml("library-missing")), tmp_path)
     assert isinstance(counted, Unknown)
     assert "hint: add /usr/lib/wsl/lib" in counted.reason
+
+
+def test_the_hint_about_the_linkers_path_is_given_only_where_it_helps(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/dxg").touch()
+    plain = nvidia.read_count(Nvml(FakeNvml("library-missing")), tmp_path)
+    library = tmp_path / "usr/lib/wsl/lib/libnvidia-ml.so.1"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    loaded = nvidia.read_count(Nvml(FakeNvml("driver-not-loaded")), tmp_path)
+    for counted in (plain, loaded):
+        assert isinstance(counted, Unknown)
+        assert "hint" not in counted.reason
+
+
+def test_without_the_package_that_reads_nvml_the_bus_still_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    counted = known(nvidia.read_count(Nvml(), tmp_path))
+    assert counted.value == 0
+    assert "nvidia-ml-py" in counted.note
+    plant(tmp_path, "0x10de", "0x030200")
+    assert isinstance(nvidia.read_count(Nvml(), tmp_path), Unknown)
 
 
 @pytest.mark.parametrize("code", [17, 18, 999])
@@ -429,7 +539,7 @@ def test_under_xdist_the_other_workers_are_not_foreign(monkeypatch: pytest.Monke
 def test_a_process_of_another_namespace_may_be_our_own() -> None:
     hidden = foreign(7777)
     assert isinstance(hidden, Unknown)
-    assert "namespace" in hidden.reason
+    assert hidden.reason.startswith("1 process(es) outside of this PID namespace")
     seen = known(foreign(7777, 500))
     assert [item["pid"] for item in seen.value] == [500]
     assert "namespace" in seen.note

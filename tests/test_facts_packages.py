@@ -119,6 +119,18 @@ def test_a_build_that_says_nothing_is_unknown_with_a_reason(tmp_path: Path) -> N
     assert "source" in item.reason
 
 
+def test_the_stable_abi_serves_later_pythons_too(tmp_path: Path) -> None:
+    info = install(tmp_path, "flash_attn", "2.8.3", files=(EXTENSION,))
+    plain = packages.read_packages([str(tmp_path)])["flash_attn.built.python"]
+    (info / "RECORD").write_text("flash_attn_2_cuda.abi3.so,,\n")
+    (info / "WHEEL").write_text("Tag: cp39-abi3-linux_x86_64\n")
+    stable = packages.read_packages([str(tmp_path)])["flash_attn.built.python"]
+    assert isinstance(plain, Known)
+    assert isinstance(stable, Known)
+    assert (plain.value, plain.note) == ("3.12", "")
+    assert (stable.value, stable.note) == ("3.9", "stable ABI: this release and later ones")
+
+
 def test_damaged_metadata_is_unknown_and_no_crash(tmp_path: Path) -> None:
     info = install(tmp_path, "flash_attn", "2.8.3", metadata="")
     (info / "direct_url.json").write_text("{")
@@ -173,6 +185,8 @@ def test_a_distribution_installed_twice_is_named_with_its_places(tmp_path: Path)
     install(two, "~orch", "2.8")
     (tmp_path / "link").symlink_to(two)
     found = packages.read_packages([str(one), str(two), str(tmp_path / "link"), str(two)])
+    assert isinstance(found["package.duplicates"], Known)
+    assert "first" in found["package.duplicates"].note
     assert value(found["package.duplicates"]) == [
         {"name": "torch", "versions": ["2.11.0", "2.9.0"], "folders": [str(one), str(two)]},
         {"name": "typing-extensions", "versions": ["4.1", "4.2"], "folders": [str(two), str(two)]},
@@ -197,6 +211,8 @@ def test_nvidia_wheels_are_listed_by_name(tmp_path: Path) -> None:
 def test_metadata_without_a_valid_version_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="its metadata has"):
         parse_version(text)
+    with pytest.raises(ValueError, match=r"'1\.x\.y'"):
+        parse_version("Version: 1.x.y\n")
 
 
 @pytest.mark.parametrize(

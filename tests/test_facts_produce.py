@@ -69,7 +69,7 @@ def test_a_device_that_is_not_there_is_unknown_in_every_field() -> None:
         assert set(found) == {Scope(label).key(key) for key in nvidia.DEVICE_KEYS}
         for item in found.values():
             assert isinstance(item, Unknown)
-            assert "1 GPU(s)" in item.reason
+            assert item.reason == f"there is no {label or 'GPU named'}: this process sees 1 GPU(s)"
 
 
 def test_the_reason_of_a_missing_device_is_the_drivers(monkeypatch: pytest.MonkeyPatch) -> None:

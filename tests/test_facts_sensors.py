@@ -124,7 +124,7 @@ def test_the_order_program_prints_uuids_as_nvml_writes_them(
         return 0
 
     fake = SimpleNamespace(
-        cuInit=lambda _flags: 0,
+        cuInit=lambda flags: flags,
         cuDeviceGetCount=count,
         cuDeviceGet=lambda _device, _index: 0,
         cuDeviceGetUuid_v2=uuid,
@@ -154,12 +154,54 @@ def test_a_cut_card_stands_for_its_first_slice(monkeypatch: pytest.MonkeyPatch) 
     assert sensors.read_visible(nvml, old) == [first]
 
 
+def test_a_card_whose_cutting_is_only_pending_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    fake = FakeNvml("h200")
+    fake.devices[0]["calls"]["nvmlDeviceGetMigMode"] = [0, 1]
+    assert sensors.read_visible(Nvml(fake)) == ["GPU-5e0d3b1c-8f5a-4c36-9d2b-7a1e6f40c201"]
+
+
+def test_a_card_that_refuses_its_mode_is_cut_when_it_lists_slices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    fake = FakeNvml("a100-mig")
+    fake.devices[0]["calls"]["nvmlDeviceGetMigMode"] = {"error": 4}
+    assert sensors.read_visible(Nvml(fake)) == ["MIG-11111111-2222-5333-8444-555555555501"]
+
+
+@pytest.mark.parametrize("answer", ["", "  ", b" ", None, 5])
+def test_an_answer_without_letters_is_no_text(answer: object) -> None:
+    with pytest.raises(ValueError, match="is no text"):
+        sensors.parse_text(answer)
+
+
+@pytest.mark.parametrize("answer", [-1, True, "5", None, (1 << 32) - 1, (1 << 64) - 1])
+def test_nvmls_mark_for_no_value_is_no_number(answer: object) -> None:
+    with pytest.raises(ValueError, match="stands for no value"):
+        sensors.parse_number(answer)
+
+
 def test_without_a_driver_nothing_is_visible() -> None:
     assert sensors.read_visible(Nvml(FakeNvml("driver-not-loaded")), "0") == []
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"), [(4, "permission"), (15, "lost"), (999, "unknown error"), (77, "77")]
+    ("code", "reason"),
+    [
+        (1, "not initialised"),
+        (4, "no permission"),
+        (6, "does not know this device"),
+        (9, "driver is not loaded"),
+        (12, "library"),
+        (13, "lacks the function"),
+        (15, "fallen off the bus"),
+        (16, "needs a reset"),
+        (17, "device cgroup"),
+        (18, "different versions"),
+        (77, "77"),
+        (999, "unknown error"),
+    ],
 )
 def test_a_refusal_is_unknown_with_its_reason(code: int, reason: str) -> None:
     fake = FakeNvml("h200")

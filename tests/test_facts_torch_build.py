@@ -174,7 +174,7 @@ def test_a_uuid_is_written_as_nvml_writes_it(
 
 
 @pytest.mark.parametrize(
-    ("number", "text"), [(91002, "9.10.2"), (90100, "9.1.0"), (8907, "8.9.7"), (8005, "8.0.5")]
+    ("number", "text"), [(91002, "9.10.2"), (90000, "9.0.0"), (8907, "8.9.7"), (8005, "8.0.5")]
 )
 def test_both_schemes_of_cudnn_numbers_are_read(number: int, text: str) -> None:
     assert build.parse_cudnn(number) == text
@@ -284,8 +284,8 @@ def test_the_device_is_read_from_torchs_own_properties(monkeypatch: pytest.Monke
         shared_memory_per_block_optin=65536,
     )
     cuda = SimpleNamespace(
-        get_device_properties=lambda _index: properties,
-        mem_get_info=lambda _index: (14_000, 15_000),
+        get_device_properties={0: properties}.__getitem__,
+        mem_get_info={0: (14_000, 15_000)}.__getitem__,
         is_bf16_supported=is_bf16_supported,
     )
     monkeypatch.setitem(sys.modules, "torch", fake_torch(cuda=cuda))

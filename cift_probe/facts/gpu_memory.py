@@ -52,7 +52,7 @@ def _figures(info: Any) -> dict[str, int]:
     found = {name: parse_number(getattr(info, name)) for name in _NAMES if hasattr(info, name)}
     total = found["total"]
     parts = sum(found.values()) - total
-    if total == 0 or parts > total * _SLACK:
+    if total == 0 or found["free"] > total or parts > total * _SLACK:
         message = f"figures that contradict each other: {found}"
         raise ValueError(message)
     return found

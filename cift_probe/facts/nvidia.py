@@ -164,10 +164,8 @@ def read_driver(nvml: Nvml, root: Path = _ROOT) -> dict[str, Evidence]:
 def read_lost(nvml: Nvml, counted: Evidence) -> Evidence:
     """Return why devices that NVML lists do not answer, one reason per device."""
     source = "NVML nvmlDeviceGetHandleByIndex"
-    if isinstance(counted, Unknown):
-        return counted
     if nvml.problem:
-        return Known([], source=counted.source)
+        return counted if isinstance(counted, Unknown) else Known([], source=counted.source)
     try:
         return Known([board.problem for board in read_boards(nvml) if board.problem], source=source)
     except (RefusedError, ValueError) as error:
