@@ -408,3 +408,33 @@ def test_an_arm_processor_without_a_part_has_no_name() -> None:
     assert "model" not in host.parse_cpuinfo("processor : 0\nCPU implementer : 0x41\n")
     pi = "processor : 0\nCPU implementer : 0x41\nCPU part : 0xd0b\n\nModel : Raspberry Pi 5\n"
     assert host.parse_cpuinfo(pi)["model"] == "Raspberry Pi 5"
+
+
+def tree(root: Path, files: dict[str, str]) -> Path:
+    """Write files below a root; return the root."""
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return root
+
+
+def test_a_limit_above_the_visible_groups_of_v1_counts(tmp_path: Path) -> None:
+    root = tree(
+        tmp_path,
+        {
+            "proc/self/cgroup": "4:memory:/pod\n",
+            "proc/self/mountinfo": "41 33 0:31 / /cg rw - cgroup cgroup rw,memory\n",
+            "cg/pod/memory.limit_in_bytes": "9223372036854771712\n",
+            "cg/pod/memory.usage_in_bytes": "1000\n",
+            "cg/pod/memory.stat": "hierarchical_memory_limit 41943040\ntotal_inactive_file 0\n",
+        },
+    )
+    levels = cgroup.read_memory_levels(root)
+    found = cgroup.read_memory_limit(levels)
+    assert value(found) == 41943040
+
+
+@pytest.mark.parametrize("text", ["garbage\n", "0:/no-second-colon\n"])
+def test_a_group_file_that_says_nothing_is_no_freedom(tmp_path: Path, text: str) -> None:
+    root = tree(tmp_path, {"proc/self/cgroup": text, "proc/self/mountinfo": ""})
+    assert isinstance(cgroup.read_memory_limit(cgroup.read_memory_levels(root)), Unknown)

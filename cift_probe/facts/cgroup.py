@@ -133,6 +133,8 @@ def read_memory_levels(root: Path = Path("/")) -> list[Level] | Unknown:
         names = _MEMORY[version]
         try:
             limit = parse_limit((folder / names.limit).read_text())
+            if version == 1:
+                limit = _hierarchical(folder, limit)
         except FileNotFoundError:
             continue  # the root group, or the controller is not enabled at this level
         except (OSError, ValueError) as error:
@@ -169,6 +171,17 @@ def read_cpu_quota(root: Path = Path("/")) -> float | Unknown | None:
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
+def _hierarchical(folder: Path, own: int | None) -> int | None:
+    """Return the smaller of a v1 group's limit and that of groups above it, seen or not."""
+    try:
+        stat = (folder / "memory.stat").read_text()
+        above = parse_limit(str(parse_stat(stat, "hierarchical_memory_limit")))
+    except (OSError, ValueError):
+        return own  # told by kernels that account by hierarchy; the own limit stands without it
+    told = [limit for limit in (own, above) if limit is not None]
+    return min(told, default=None)
+
+
 def _left(folder: Path, names: _Names, limit: int) -> int | None:
     try:
         used = int((folder / names.usage).read_text())
@@ -184,9 +197,14 @@ def _left(folder: Path, names: _Names, limit: int) -> int | None:
 def _folders(root: Path, controller: str) -> list[tuple[int, Path]] | Unknown:
     """Return (version, folder) of every group from this process up to the mount points."""
     try:
-        memberships = parse_memberships((root / "proc/self/cgroup").read_text())
-    except OSError:
+        text = (root / "proc/self/cgroup").read_text()
+    except FileNotFoundError:
         return []  # a kernel without control groups cannot limit by them
+    except (OSError, ValueError) as error:
+        return Unknown(f"/proc/self/cgroup cannot be read: {error}", "cgroup")
+    memberships = parse_memberships(text)
+    if text.strip() and not memberships:
+        return Unknown("/proc/self/cgroup holds no line of the form id:controllers:path", "cgroup")
     try:
         mounts = parse_mounts((root / "proc/self/mountinfo").read_text())
     except OSError as error:
