@@ -96,7 +96,8 @@ def expect_accepted_architectures(facts: Reading) -> Evidence:
         for b in range(9, -1, -1)
         if (a, b) <= (major, minor)
     ]
-    return Known(exact + lower + ptx, source=_GUIDE, note=f"for capability {text}")
+    note = f"for capability {text}; compute_NN is PTX, which the driver compiles at first use"
+    return Known(exact + lower + ptx, source=_GUIDE, note=note)
 
 
 @rule("torch.version.release")
