@@ -319,13 +319,18 @@ def test_a_plan_inside_its_band_is_undecided() -> None:
     for share in (1.06, 1.0, 0.94):
         found = answer(room=room(REQUIRED * share))
         assert found.verdict is Verdict.UNDECIDED
-        assert "inside the error band" in found.reason
+        assert "between what its tensors take and" in found.reason
 
 
-def test_a_plan_whose_lower_end_is_too_large_does_not_fit() -> None:
-    # a requirement far above the tensors, so that the tensors alone would still fit
+def test_an_upper_estimate_that_is_too_large_decides_nothing_while_the_tensors_fit() -> None:
     required = Known(8 * GIB, "B", band=0.07)
     found = answer(room=room(7 * GIB), step__required=required)
+    assert found.verdict is Verdict.UNDECIDED
+
+
+def test_without_a_peak_the_lower_end_of_the_estimate_decides() -> None:
+    required, unknown = Known(8 * GIB, "B", band=0.07), Unknown("no peak")
+    found = answer(room=room(7 * GIB), step__required=required, step__peak=unknown)
     assert found.verdict is Verdict.DOES_NOT_FIT
     assert "needs at least" in found.reason
 

@@ -111,9 +111,10 @@ def _fit(required: Known, room: int, peak: float | None) -> tuple[Verdict, str]:
         return Verdict.FITS, f"needs at most {needs} of {has}"
     if peak is not None and peak > room:
         return Verdict.DOES_NOT_FIT, f"its tensors alone take {bytes_text(peak)} of {has}"
-    if required.lower > room:
+    if peak is None and required.lower > room:
         return Verdict.DOES_NOT_FIT, f"needs at least {bytes_text(required.lower)} of {has}"
-    return Verdict.UNDECIDED, f"{has} lies inside the error band of what it needs"
+    # `required` is an upper estimate: between the tensors and its upper end nothing is known
+    return Verdict.UNDECIDED, f"{has} lies between what its tensors take and {needs}"
 
 
 def _seen(measured: Ledger, name: str, scope: Scope) -> Evidence:
