@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 from cift_probe.evidence import Evidence, Known, Unknown, absent
 
 # Return codes of NVML (nvml.h, nvmlReturn_t) and what they mean for a field.
-NO_PERMISSION = 4
 DRIVER_NOT_LOADED = 9
 LIBRARY_NOT_FOUND = 12
 _FUNCTION_NOT_FOUND = 13

@@ -24,8 +24,9 @@ _WARM_UP_STEPS = 2  # kernels are chosen and Adam's state is allocated in these
 _SMALLEST_BAND = 0.01  # what the tier vouches for at best
 _RESERVED_BAND = 0.07  # reserved bytes are not linear in depth: 2 to 7 % off where measured
 _TIME_BAND = 0.07
-# One plan on one model of GPU, five sessions: 0.20 to 0.56 s, as fast as the CPU launched kernels.
-_LAUNCH_BOUND_BAND = 0.5
+# One plan on one model of GPU, eight sessions: 0.20 to 0.62 s, as fast as the CPU launched
+# kernels. Seen from the slowest session the fastest is 68 % away.
+_LAUNCH_BOUND_BAND = 0.7
 _BUSY = 0.9  # below this share the device waits for the CPU
 _HELD_BYTES = 64 << 20
 _SLEEP_S = 0.05
