@@ -1,4 +1,4 @@
-"""Plans: what somebody wants to fine-tune, and how; and the models that plans name.
+"""Plans: what somebody wants to fine-tune, and how.
 
 A plan is a TOML file or a built-in row of `data/plans/`. What it does not say keeps the default
 of the stack it names, so that a prediction is about the code that people run.
@@ -10,15 +10,14 @@ import difflib
 import re
 import stat
 import tomllib
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from cift_probe.data import folder, read_rows
+from cift_probe.data import folder
+from cift_probe.models import ModelError, load_model
 
-MODELS = "models.toml"
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?B|B)\s*")
 _FACTOR = {
     "B": 1,
@@ -29,16 +28,19 @@ _MAX_COUNT = 1_000_000
 _MAX_FILE_BYTES = 1 << 20
 _MAX_SIZE_BYTES = 1 << 60
 _MAX_SECONDS = 1e9
-# what transformers calls the optimizers that this version answers for
-_OPTIMIZERS = (
+# transformers' names; `adamw_torch` is its default of several tensors per kernel ("foreach"), and
+# `adamw_torch_loop` one tensor after the other
+OPTIMIZERS = (
     "adamw_torch",
     "adamw_torch_fused",
+    "adamw_torch_loop",
     "adamw_bnb_8bit",
     "paged_adamw_8bit",
     "paged_adamw_32bit",
     "adafactor",
     "sgd",
 )
+_QUANTISED = ("nf4", "fp4", "int8")
 
 
 class PlanError(ValueError):
@@ -46,64 +48,51 @@ class PlanError(ValueError):
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """What one optimizer step may take: bytes, and seconds. None is not limited."""
+    """What one optimizer step may take: bytes, and seconds. None is not limited.
+
+    `host_ram` is the host memory that loading and training may take at their peak.
+    """
 
     peak_allocated: int | None = None
     required: int | None = None
     step_s: float | None = None
+    host_ram: int | None = None
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One configuration of fine-tuning.
+    """One configuration of fine-tuning, or of inference.
 
     `sequence_length` is in tokens, `batch_size` in sequences per device and forward pass.
-    `lora_alpha` is TRL's and PEFT's scaling numerator.
+    `lora_alpha` is TRL's and PEFT's scaling numerator, `targets` "all-linear", "attention" or
+    names of modules. `quantisation` is how the linear layers are stored, `dtype` what the rest is
+    stored and computed in. `attention` and `optimizer` are transformers' names. `padding` says
+    that the rows of a batch differ in length, so that an attention mask is needed.
     """
 
     name: str
     model: str
-    method: Literal["qlora", "lora", "full"] = "qlora"
+    method: Literal["qlora", "lora", "full", "inference"] = "qlora"
     rank: int = 16
     lora_alpha: int = 32
-    targets: Literal["all-linear", "attention"] = "all-linear"
-    quantisation: Literal["nf4", "fp4", "none"] = "nf4"
+    targets: str | tuple[str, ...] = "all-linear"
+    quantisation: Literal["nf4", "fp4", "int8", "none"] = "nf4"
     double_quantisation: bool = True
-    dtype: Literal["bfloat16", "float16"] = "bfloat16"
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     sequence_length: int = 2048
     batch_size: int = 1
     gradient_accumulation: int = 1
     gradient_checkpointing: bool = True
     optimizer: str = "adamw_torch_fused"
-    attention: Literal["sdpa", "eager"] = "sdpa"
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     packing: bool = False
-    stack: Literal["trl"] = "trl"
+    padding: bool = False
+    stack: Literal["trl", "transformers", "raw"] = "trl"
     budget: Budget | None = None
 
     @property
     def num_tokens(self) -> int:
         """Tokens of one optimizer step."""
         return self.sequence_length * self.batch_size * self.gradient_accumulation
-
-
-class ModelShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One row of `data/models.toml`, in the terms of the published config.json.
-
-    `num_parameters` counts shared tensors once; a test builds the model and compares.
-    """
-
-    model_type: str
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    tie_word_embeddings: bool
-    max_position_embeddings: int
-    num_parameters: int
-    source: str
-    date: str
 
 
 def parse_quantity(text: str) -> int:
@@ -156,9 +145,8 @@ def parse_plan(content: str, place: str, default_name: str) -> Plan:
     try:
         row["budget"] = _budget(row["budget"]) if "budget" in row else None
         plan = msgspec.convert(row, Plan)
-        _check(plan)
-        load_model(plan.model)
-    except (msgspec.ValidationError, PlanError) as error:
+        check_plan(plan)
+    except (msgspec.ValidationError, ModelError, PlanError) as error:
         message = f"{place}: {error}"
         raise PlanError(message) from error
     return plan
@@ -166,24 +154,12 @@ def parse_plan(content: str, place: str, default_name: str) -> Plan:
 
 def default_plan(model: str) -> Plan:
     """Return QLoRA with the defaults of the stack for a model; raises PlanError."""
-    load_model(model)
-    return Plan(name=f"{model}-qlora", model=model)
-
-
-def load_model(name: str) -> ModelShape:
-    """Return the row of a model; raises PlanError for a name that no row has."""
-    rows = read_models()
-    if name not in rows:
-        hint = _nearest(name, sorted(rows))
-        message = f"{name!r} is no model of data/{MODELS}{hint}; add a row from its config.json"
-        raise PlanError(message)
-    return rows[name]
-
-
-@cache
-def read_models() -> dict[str, ModelShape]:
-    """Return all models by name; raises DataError for a malformed row."""
-    return read_rows(MODELS, ModelShape)
+    try:
+        load_model(model)
+    except ModelError as error:
+        raise PlanError(str(error)) from error
+    stem = re.sub(r"[^\w.+-]+", "-", model).strip("-")
+    return Plan(name=f"{stem}-qlora", model=model)
 
 
 def _budget(row: Any) -> Budget:
@@ -211,7 +187,8 @@ def _budget(row: Any) -> Budget:
     return Budget(**values)
 
 
-def _check(plan: Plan) -> None:
+def check_plan(plan: Plan) -> None:
+    """Raise PlanError or ModelError, naming field and value, for a plan that nobody can run."""
     counts = ("rank", "lora_alpha", "sequence_length", "batch_size", "gradient_accumulation")
     for name in counts:
         value = getattr(plan, name)
@@ -221,18 +198,39 @@ def _check(plan: Plan) -> None:
     if not re.fullmatch(r"[\w.+-]+", plan.name):
         message = f"name = {plan.name!r}: write letters, digits, '.', '_', '+' and '-' only"
         raise PlanError(message)
-    if plan.optimizer not in _OPTIMIZERS:
-        message = f"optimizer = {plan.optimizer!r}{_nearest(plan.optimizer, list(_OPTIMIZERS))}"
+    if plan.optimizer not in OPTIMIZERS:
+        message = f"optimizer = {plan.optimizer!r}{_nearest(plan.optimizer, list(OPTIMIZERS))}"
         raise PlanError(message)
-    longest = load_model(plan.model).max_position_embeddings
-    if plan.sequence_length > longest:
+    shape = load_model(plan.model)
+    longest = shape.max_position_embeddings
+    if longest is not None and plan.sequence_length > longest:
         message = f"sequence_length = {plan.sequence_length} is above the model's {longest}"
         raise PlanError(message)
-    if (plan.method == "qlora") != (plan.quantisation != "none"):
+    rank, hidden = plan.rank, shape.count("hidden_size")
+    if plan.method in {"lora", "qlora"} and rank > hidden:
+        message = f"rank = {rank} is above the model's hidden size {hidden}; write a smaller rank"
+        raise PlanError(message)
+    _check_pairs(plan)
+
+
+def _check_pairs(plan: Plan) -> None:
+    """Raise PlanError for fields that exclude each other."""
+    quantised = plan.quantisation in _QUANTISED
+    if plan.method != "inference" and (plan.method == "qlora") != quantised:
         message = (
             f"method {plan.method!r} and quantisation {plan.quantisation!r} exclude each other; "
-            "qlora needs nf4 or fp4, lora and full need none"
+            "qlora needs nf4, fp4 or int8, lora and full need none"
         )
+        raise PlanError(message)
+    names = (plan.targets,) if isinstance(plan.targets, str) else plan.targets
+    if not names or not all(re.fullmatch(r"[\w.-]+", name) for name in names):
+        message = f"targets = {plan.targets!r}: write all-linear, attention or names of modules"
+        raise PlanError(message)
+    if plan.packing and (plan.padding or plan.stack != "trl"):
+        message = "packing is TRL's, and packed rows have no padding; use stack trl, padding false"
+        raise PlanError(message)
+    if plan.padding and plan.batch_size == 1:
+        message = "padding needs at least two rows that differ in length; raise batch_size"
         raise PlanError(message)
 
 

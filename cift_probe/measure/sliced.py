@@ -12,13 +12,15 @@ from typing import Any
 import msgspec
 
 from cift_probe.evidence import Evidence, Known, Unknown, absent
-from cift_probe.measure import extrapolate
 from cift_probe.measure.declare import Task, instrument
 from cift_probe.measure.inside import allocated_after_cleaning
-from cift_probe.measure.instants import Watch
-from cift_probe.plan import Plan, load_model
+from cift_probe.measure.watch import Watch
+from cift_probe.models import load_model
+from cift_probe.plan import Plan
+from cift_probe.stack import extrapolate
+from cift_probe.stack.pattern import depths_of, read_period
 
-DEPTHS = (2, 4, 8)  # two draw the line, the third tells whether it is one
+NUM_PERIODS = (2, 4, 8)  # two draw the line, the third tells whether it is one
 NUM_STEPS = 11  # the last one is profiled
 _WARM_UP_STEPS = 2  # kernels are chosen and Adam's state is allocated in these
 _SMALLEST_BAND = 0.01  # what the tier vouches for at best
@@ -95,9 +97,10 @@ def measure_sliced(task: Task) -> dict[str, Evidence]:
     if task.plan is None:
         return dict.fromkeys(PRODUCES, Unknown("no plan was asked"))
     plan = msgspec.convert(task.plan, Plan)
-    full_depth = load_model(plan.model).num_hidden_layers
+    shape = load_model(plan.model)
+    full_depth = shape.num_hidden_layers
     slices: dict[int, Slice] = {}
-    for depth in sorted({min(depth, full_depth) for depth in DEPTHS}):
+    for depth in depths_of(full_depth, *read_period(shape), NUM_PERIODS):
         try:
             slices[depth] = measure_slice(plan, depth, task)
         except DirtyProcessError as error:
@@ -109,9 +112,9 @@ def measure_sliced(task: Task) -> dict[str, Evidence]:
     return evidence_of(slices, full_depth)
 
 
-def measure_slice(plan: Plan, depth: int, task: Task) -> Slice:
+def measure_slice(plan: Plan, depth: int, task: Task, num_steps: int = NUM_STEPS) -> Slice:
     """Return what the plan's step takes with `depth` layers; leaves the process as it was."""
-    from cift_probe.stack import slices, trl_stack
+    from cift_probe.stack import trl_stack
 
     before = allocated_after_cleaning()
     if before:
@@ -119,30 +122,28 @@ def measure_slice(plan: Plan, depth: int, task: Task) -> Slice:
         raise DirtyProcessError(message)
     trl_stack.keep_offline()
     with tempfile.TemporaryDirectory() as folder:
-        return _run(plan, depth, task, Path(folder), slices)
+        return _run(plan, depth, task, Path(folder), num_steps)
 
 
-def _run(plan: Plan, depth: int, task: Task, folder: Path, slices: Any) -> Slice:
+def _run(plan: Plan, depth: int, task: Task, folder: Path, num_steps: int) -> Slice:
     import torch
+
+    from cift_probe.stack import slices
+    from cift_probe.stack.step import prepare_step
 
     held = []
     model = slices.build_slice(plan, depth, task.torch_device)
-    if task.fault == "held_memory" or (task.fault == "bent" and depth == max(DEPTHS)):
+    if task.fault == "held_memory" or (task.fault == "bent" and depth == max(NUM_PERIODS)):
         held = [torch.ones(_HELD_BYTES, dtype=torch.uint8, device="cuda") for _ in range(depth)]
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     weights = torch.cuda.memory_allocated()
-    watch = Watch(NUM_STEPS, pause_s=_SLEEP_S * depth if task.fault == "slowed" else 0.0)
-    trainer = slices.slice_trainer(
-        plan,
-        model,
-        torch_device=task.torch_device,
-        output_dir=str(folder),
-        num_steps=NUM_STEPS,
-        callbacks=[watch.callback()],
+    watch = Watch(num_steps, pause_s=_SLEEP_S * depth if task.fault == "slowed" else 0.0)
+    run = prepare_step(
+        plan, model, watch, torch_device=task.torch_device, folder=folder, num_steps=num_steps
     )
-    watch.attach(trainer)
-    trainer.train()
+    del model
+    run()
     del held
     durations = watch.durations[_WARM_UP_STEPS:]
     median = statistics.median(durations)

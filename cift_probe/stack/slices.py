@@ -9,22 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from cift_probe.plan import ModelShape, Plan, load_model
-from cift_probe.stack import trl_stack
+from cift_probe.models import load_model
+from cift_probe.plan import Plan
+from cift_probe.stack.instants import decoder_layers
+from cift_probe.stack.pattern import config_of
 
 _SPREAD = 0.02  # initializer_range of the published configurations
 _TILE = 1 << 20
 _SEED = 20
-_NUM_WORDS = 1000  # token ids that the random rows use; every vocabulary is larger
-
-
-def config_of(shape: ModelShape, num_layers: int) -> Any:
-    """Return the model's configuration with `num_layers` decoder layers."""
-    from transformers import AutoConfig
-
-    left_out = ("model_type", "num_parameters", "source", "date", "num_hidden_layers")
-    fields = {key: getattr(shape, key) for key in shape.__struct_fields__ if key not in left_out}
-    return AutoConfig.for_model(shape.model_type, num_hidden_layers=num_layers, **fields)
+NUM_WORDS = 1000  # token ids that the random rows use; every vocabulary is larger
 
 
 def build_slice(plan: Plan, num_layers: int, torch_device: str) -> Any:
@@ -40,17 +33,30 @@ def build_slice(plan: Plan, num_layers: int, torch_device: str) -> Any:
     dtype = getattr(torch, plan.dtype)
     with torch.device("meta"):
         outline = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    quantisation = trl_stack.quantization_config(plan.dtype) if plan.method == "qlora" else None
-    if quantisation is not None:
-        quantisation.bnb_4bit_quant_type = plan.quantisation
-        quantisation.bnb_4bit_use_double_quant = plan.double_quantisation
     return type(outline).from_pretrained(
         None,
         config=config,
         state_dict=random_state(outline, dtype),
-        quantization_config=quantisation,
+        quantization_config=quantization_of(plan),
         dtype=dtype,
         device_map={"": torch_device},
+    )
+
+
+def quantization_of(plan: Plan) -> Any:
+    """Return the plan's BitsAndBytesConfig, computing in the plan's dtype; None without one."""
+    if plan.quantisation == "none":
+        return None
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    if plan.quantisation == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=plan.quantisation,
+        bnb_4bit_use_double_quant=plan.double_quantisation,
+        bnb_4bit_compute_dtype=getattr(torch, plan.dtype),
     )
 
 
@@ -77,18 +83,20 @@ def random_state(outline: Any, dtype: Any) -> dict[str, Any]:
     return state
 
 
-def random_rows(plan: Plan, num_steps: int) -> Any:
-    """Return rows of random token ids, each exactly one sequence long, enough for the steps."""
+def random_rows(plan: Plan, num_steps: int) -> list[list[int]]:
+    """Return rows of random token ids, enough for the steps.
+
+    Each is exactly one sequence long; with padding, every second one is half as long.
+    """
     import random
 
     chance = random.Random(_SEED)  # noqa: S311 - reproducible data, not a secret
+    full = plan.sequence_length
+    lengths = (full, max(1, full // 2)) if plan.padding else (full, full)
     count = num_steps * plan.batch_size * plan.gradient_accumulation
-    return trl_stack.build_dataset(
-        [
-            {"input_ids": [chance.randrange(_NUM_WORDS) for _ in range(plan.sequence_length)]}
-            for _ in range(count)
-        ]
-    )
+    return [
+        [chance.randrange(NUM_WORDS) for _ in range(lengths[number % 2])] for number in range(count)
+    ]
 
 
 def small_tokenizer() -> Any:
@@ -96,8 +104,8 @@ def small_tokenizer() -> Any:
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
-    words = {f"w{number}": number for number in range(_NUM_WORDS)}
-    special = {"<unk>": _NUM_WORDS, "<pad>": _NUM_WORDS + 1, "</s>": _NUM_WORDS + 2}
+    words = {f"w{number}": number for number in range(NUM_WORDS)}
+    special = {"<unk>": NUM_WORDS, "<pad>": NUM_WORDS + 1, "</s>": NUM_WORDS + 2}
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(words | special, unk_token="<unk>")),  # noqa: S106 - a token
         unk_token="<unk>",  # noqa: S106 - a token
@@ -106,47 +114,22 @@ def small_tokenizer() -> Any:
     )
 
 
-def slice_trainer(
-    plan: Plan,
-    model: Any,
-    *,
-    torch_device: str,
-    output_dir: str,
-    num_steps: int,
-    callbacks: list[Any],
-) -> Any:
-    """Return the plan's trainer around a slice: TRL's defaults, and what the plan states."""
-    settings = trl_stack.TrainerSettings(
-        torch_device=torch_device,
-        output_dir=output_dir,
-        max_steps=num_steps,
-        learning_rate=2e-4,
-        precision=plan.dtype,
-        options={
-            "max_length": plan.sequence_length,
-            "per_device_train_batch_size": plan.batch_size,
-            "gradient_accumulation_steps": plan.gradient_accumulation,
-            "optim": plan.optimizer,
-            "packing": plan.packing,
-            # TRL's default is on; stated only where the plan differs, since its name is changing
-            **({} if plan.gradient_checkpointing else {"gradient_checkpointing": False}),
-        },
-    )
-    adapters = None
-    if plan.method != "full":
-        adapters = trl_stack.lora_config(plan.rank, plan.lora_alpha, targets=targets_of(plan))
-    return trl_stack.build_trainer(
-        model,
-        small_tokenizer(),
-        random_rows(plan, num_steps),
-        settings=settings,
-        peft_config=adapters,
-        callbacks=callbacks,
-    )
+def targets_of(plan: Plan, model: Any) -> str | list[str]:
+    """Return PEFT's target modules for a plan.
 
-
-def targets_of(plan: Plan) -> str | list[str]:
-    """Return PEFT's target modules for a plan."""
+    "attention" stands for the linear layers inside the modules that architectures call
+    attention or attn, whatever their own names are.
+    """
     if plan.targets == "all-linear":
         return "all-linear"
-    return ["q_proj", "k_proj", "v_proj", "o_proj"]
+    if plan.targets != "attention":
+        return [plan.targets] if isinstance(plan.targets, str) else list(plan.targets)
+    import torch
+
+    return sorted(
+        {
+            name.rpartition(".")[2]
+            for name, module in decoder_layers(model)[0].named_modules()
+            if isinstance(module, torch.nn.Linear) and "att" in name.rpartition(".")[0]
+        }
+    )

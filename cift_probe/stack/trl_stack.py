@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-Precision: TypeAlias = Literal["bfloat16", "float16"]
+Precision: TypeAlias = Literal["bfloat16", "float16", "float32"]
 
 NATIVE_BFLOAT16 = (8, 0)  # Ampere; below it torch emulates bfloat16 and reports it as supported
 PACKAGES = ("trl", "peft", "bitsandbytes", "transformers", "torch")
@@ -158,8 +158,11 @@ def build_trainer(
     settings: TrainerSettings,
     peft_config: Any = None,
     callbacks: Sequence[Any] = (),
+    optimizer: tuple[Any, dict[str, Any]] | None = None,
 ) -> Any:
     """Return an `SFTTrainer`, ready for `train()`; with `peft_config=None` all weights train.
+
+    `optimizer` is a class and its arguments, for one that transformers has no name for.
 
     Logs every step and keeps NaN in the log. Saves no checkpoint and reports to no service.
     """
@@ -189,6 +192,7 @@ def build_trainer(
         processing_class=tokenizer,
         peft_config=peft_config,
         callbacks=list(callbacks),
+        optimizer_cls_and_kwargs=optimizer,
     )
     trainer.remove_callback(PrinterCallback)  # it prints to stdout, which is the caller's
     if settings.precision == "float16":

@@ -1,0 +1,125 @@
+"""The real step of a plan at full depth, and the smallest room that it runs in."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from cift_probe.evidence import Evidence, Known, Unknown, absent
+from cift_probe.measure.declare import Task, instrument
+from cift_probe.measure.inside import allocated_after_cleaning, cap_memory
+from cift_probe.measure.sliced import is_out_of_memory, measure_slice
+from cift_probe.models import load_model
+from cift_probe.plan import Plan
+
+PRODUCES = (
+    "step.measured.peak",
+    "step.measured.instants",
+    "step.measured.reserved",
+    "step.measured.weights",
+    "step.measured.seconds",
+    "step.measured.out_of_memory",
+)
+_TOLERANCE = 0.005  # of the peak: how narrowly the smallest cap is enclosed
+
+
+@instrument(
+    "step.measured",
+    version=1,
+    produces=PRODUCES,
+    estimate_s=40.0,
+    deadline_s=600.0,
+    per_plan=True,
+    clean=True,
+    faults=("held_memory",),
+)
+def measure_full_depth(task: Task) -> dict[str, Evidence]:
+    """Run the plan's step at full depth, with random weights; bytes from torch's allocator.
+
+    `step.measured.out_of_memory` says what was missing where it does not fit.
+    """
+    if task.device == "cpu":
+        return dict.fromkeys(PRODUCES, absent("on the CPU there is no device memory to fit into"))
+    if task.plan is None:
+        return dict.fromkeys(PRODUCES, Unknown("no plan was asked"))
+    plan = msgspec.convert(task.plan, Plan)
+    depth = load_model(plan.model).num_hidden_layers
+    try:
+        seen = measure_slice(plan, depth, task)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        text = f"at full depth: {str(error).partition(' GPU ')[0]}"
+        missing: dict[str, Evidence] = dict.fromkeys(PRODUCES, absent(text))
+        return missing | {"step.measured.out_of_memory": Known(text)}
+    how = f"all {depth} layers, random weights"
+    return {
+        "step.measured.peak": Known(int(max(seen.instants.values())), "B", how),
+        "step.measured.instants": Known(
+            {name: int(value) for name, value in seen.instants.items()}, "B", how
+        ),
+        "step.measured.reserved": Known(int(seen.reserved), "B", how),
+        "step.measured.weights": Known(int(seen.weights), "B", how),
+        "step.measured.seconds": Known(seen.step_s, "s", how),
+        "step.measured.out_of_memory": absent("the step ran", how),
+    }
+
+
+def smallest_cap(
+    runs: Callable[[int], bool], peak: int, reserved: int, tolerance: float = _TOLERANCE
+) -> tuple[int, int]:
+    """Return (largest refused, smallest sufficient) bytes, by bisection between peak and reserved.
+
+    `runs` tells whether the step runs under a cap. Without fragmentation the peak itself would do;
+    more than what is reserved without a cap is never needed, but for the granularity of a
+    segment. Raises ValueError when not even that suffices.
+    """
+    low, high = peak - 1, reserved + (64 << 20)
+    if not runs(high):
+        message = f"the step does not run in the {high} bytes that it reserved without a cap"
+        raise ValueError(message)
+    while high - low > tolerance * peak:
+        middle = (low + high) // 2
+        if runs(middle):
+            high = middle
+        else:
+            low = middle
+    return low, high
+
+
+def runs_capped(plan: Plan, depth: int, cap: int) -> bool:
+    """Tell whether loading and two steps run when the allocator may hold `cap` bytes."""
+    import torch
+
+    from cift_probe.stack import slices, trl_stack
+    from cift_probe.stack.instants import Marks
+    from cift_probe.stack.step import prepare_step
+
+    trl_stack.keep_offline()
+    allocated_after_cleaning()
+    torch.cuda.set_per_process_memory_fraction(cap / torch.cuda.mem_get_info()[1])
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            model = slices.build_slice(plan, depth, "cuda:0")
+            run = prepare_step(
+                plan,
+                model,
+                Marks(lambda _instant: None),
+                torch_device="cuda:0",
+                folder=Path(folder),
+                num_steps=2,
+            )
+            del model
+            run()
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    else:
+        return True
+    finally:
+        cap_memory(None)
+        allocated_after_cleaning()
