@@ -29,16 +29,18 @@ def build_slice(plan: Plan, num_layers: int, torch_device: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     config = config_of(load_model(plan.model), num_layers)
-    config._attn_implementation = plan.attention  # noqa: SLF001 - what the public argument sets
     dtype = getattr(torch, plan.dtype)
+    # "sdpa" is transformers' default, which falls back to "eager" for architectures without it
+    asked = None if plan.attention == "sdpa" else plan.attention
     with torch.device("meta"):
-        outline = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        outline = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=asked)
     return type(outline).from_pretrained(
         None,
         config=config,
         state_dict=random_state(outline, dtype),
         quantization_config=quantization_of(plan),
         dtype=dtype,
+        attn_implementation=asked,
         device_map={"": torch_device},
     )
 

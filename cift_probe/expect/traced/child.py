@@ -1,0 +1,111 @@
+"""The child's end of a trace: run the plan's step on fake tensors, and replay its events."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cift_probe.expect.traced.fake_device import FakeGpu, install
+from cift_probe.plan import Plan
+
+NUM_STEPS = 2  # Adam's state appears in the first, and the second meets it
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What is asked: a plan as plain data, decoder layers, and the card to imagine."""
+
+    plan: dict[str, Any]
+    num_layers: int
+    gpu: FakeGpu = FakeGpu()
+
+
+def run(payload: Any) -> Any:
+    """Trace one depth of a plan; takes and returns JSON values."""
+    request = msgspec.convert(payload, Request)
+    started = time.perf_counter()
+    plan = msgspec.convert(request.plan, Plan)
+    recorder = trace(plan, request.num_layers, request.gpu)
+    return summary(recorder, time.perf_counter() - started)
+
+
+def trace(plan: Plan, num_layers: int, gpu: FakeGpu) -> Any:
+    """Return the recorder of two steps of the plan with `num_layers` layers."""
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # fake tensors are known to one thread only
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    warnings.simplefilter("ignore")
+    # bitsandbytes chooses its libraries when it is imported: before there seems to be a device
+    from cift_probe.expect.traced import patches, stand_ins
+    from cift_probe.expect.traced.recorder import Recorder
+    from cift_probe.stack import slices, trl_stack
+    from cift_probe.stack.instants import Marks
+    from cift_probe.stack.step import prepare_step
+
+    trl_stack.keep_offline()
+    patches.import_stack()
+    install(gpu)
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    facts = facts_of(plan)
+    stand_ins.use_facts(facts, gpu.capability)
+    workspace = stand_ins.cublas_workspace(gpu.capability)
+    recorder = Recorder(
+        stand_ins.STAND_INS, stand_ins.TEMPORARIES, (stand_ins.MATRIX_PRODUCTS, workspace)
+    )
+    FakeTensorMode.avoid_device_init = True
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        recorder,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        patches.apply(facts, packed=plan.packing)
+        model = slices.build_slice(plan, num_layers, "cuda:0")
+        gc.collect()
+        recorder.loaded()
+        step = prepare_step(
+            plan,
+            model,
+            Marks(recorder.mark),
+            torch_device="cuda:0",
+            folder=Path(folder),
+            num_steps=NUM_STEPS,
+        )
+        del model
+        step()
+    return recorder
+
+
+def facts_of(plan: Plan) -> Any:
+    """Return the lengths of a batch's rows, as `stack.slices.random_rows` makes them."""
+    from cift_probe.expect.traced.stand_ins import Facts
+
+    full = plan.sequence_length
+    lengths = [
+        full if index % 2 == 0 or not plan.padding else max(1, full // 2)
+        for index in range(plan.batch_size)
+    ]
+    return Facts(tuple(lengths), full)
+
+
+def summary(recorder: Any, seconds: float) -> dict[str, Any]:
+    """Return what the events say: bytes by instant, reserved bytes, what holds the peak."""
+    from cift_probe.expect.traced.allocator import live_at_peak, replay
+
+    seen = replay(recorder.events)
+    instant, held = live_at_peak(recorder.events)
+    largest = sorted(held.items(), key=lambda item: -item[1])[:40]
+    return {
+        "instants": seen.instants,
+        "peak": seen.peak_allocated,
+        "reserved": seen.peak_reserved,
+        "instant": instant,
+        "holds": [(*recorder.origins[name], size) for name, size in largest],
+        "num_events": len(recorder.events),
+        "seconds": seconds,
+    }

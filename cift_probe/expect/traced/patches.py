@@ -1,0 +1,259 @@
+"""Where Python code of the stack looks at a device, a type or a value that fake tensors lack.
+
+Each patch lets the code go the way that it goes on a real device with the plan's data: no
+padding unless the plan says so, all labels valid. Applied once, in a child process.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from cift_probe.expect.traced.stand_ins import Facts
+
+_MAX_FLASH_HEAD = 256  # sdp_utils.cpp, check_head_dim_size_flash
+_LIBRARY: list[Any] = []
+
+
+def apply(facts: Facts, *, packed: bool) -> None:
+    """Patch torch, transformers, bitsandbytes and TRL in this process."""
+    _patch_torch()
+    _patch_masks(facts, packed=packed)
+    _patch_bitsandbytes()
+    _patch_trl()
+
+
+def import_stack() -> None:
+    """Import what looks for devices when it is imported; call it before a device is pretended."""
+    import peft  # noqa: F401
+    import torch.cuda.amp.common
+    import transformers  # noqa: F401
+
+    with suppress(ImportError):
+        import bitsandbytes.backends.utils  # noqa: F401
+    with suppress(ImportError):
+        import trl.kernels.chunked_logprob  # noqa: F401
+    with suppress(ImportError):
+        from trl import SFTTrainer  # noqa: F401
+
+
+def _patch_torch() -> None:
+    # torch.optim hides its own submodule, so both are asked for by name
+    for name in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
+        module = import_module(name)
+        supported = getattr(module, "_foreach_supported_types", None)
+        if isinstance(supported, list) and FakeTensor not in supported:
+            supported.append(FakeTensor)
+    # decompositions are taken where no CUDA kernel is registered
+    library = torch.library.Library("aten", "IMPL")
+    for name in ("silu_backward", "mish_backward"):
+        library.impl(name, _never, "CUDA")
+    _LIBRARY.append(library)
+    torch.nn.functional.scaled_dot_product_attention = _attention
+    torch.nn.Module._apply = _apply  # type: ignore[method-assign, assignment]  # noqa: SLF001
+
+
+def _never(*_: Any, **__: Any) -> Any:
+    message = "a kernel was called on a fake tensor"
+    raise RuntimeError(message)
+
+
+_real_attention = torch.nn.functional.scaled_dot_product_attention
+
+
+def _attention(  # noqa: PLR0913 - torch's signature
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002 - torch's signature
+) -> Any:
+    """Choose the kernel as sdp_utils.cpp does: flash, then memory-efficient, then math."""
+    if query.device.type != "cuda":
+        return _real_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    if torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        if attn_mask is not None and attn_mask.is_floating_point():
+            attn_mask = attn_mask.to(dtype)
+    with torch.autocast("cuda", enabled=False):
+        half = query.dtype in (torch.bfloat16, torch.float16)
+        if attn_mask is None and half and query.shape[-1] <= _MAX_FLASH_HEAD:
+            return torch.ops.aten._scaled_dot_product_flash_attention(  # noqa: SLF001
+                query, key, value, dropout_p, is_causal, False, scale=scale  # noqa: FBT003
+            )[0]
+        if enable_gqa and key.shape[1] != query.shape[1]:
+            repeats = query.shape[1] // key.shape[1]
+            key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+        if attn_mask is not None:
+            attn_mask = _as_bias(attn_mask, query, key)
+        needs_gradient = query.requires_grad or key.requires_grad or value.requires_grad
+        return torch.ops.aten._scaled_dot_product_efficient_attention(  # noqa: SLF001
+            query, key, value, attn_mask, needs_gradient, dropout_p, is_causal, scale=scale
+        )[0]
+
+
+def _as_bias(mask: Any, query: Any, key: Any) -> Any:
+    """Return a mask as what is added to scores: convert_boolean_attn_mask and pad_bias."""
+    if mask.dtype == torch.bool:
+        bias = torch.zeros_like(mask, dtype=query.dtype)
+        mask = bias.masked_fill_(mask.logical_not(), float("-inf"))
+    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+
+
+def _apply(self: Any, function: Any, recurse: bool = True) -> Any:  # noqa: FBT001, FBT002 - torch's
+    """`Module._apply` without swapping tensors, which fake ones do not allow."""
+    if recurse:
+        for child in self.children():
+            child._apply(function)  # noqa: SLF001 - as torch's own
+    for name, parameter in self._parameters.items():
+        if parameter is None:
+            continue
+        with torch.no_grad():
+            changed = function(parameter)
+        if changed is parameter:
+            continue
+        if parameter.device.type == changed.device.type and isinstance(parameter, FakeTensor):
+            parameter.data = changed
+        else:
+            self._parameters[name] = torch.nn.Parameter(changed, parameter.requires_grad)
+        if parameter.grad is not None:
+            parameter.grad = function(parameter.grad)
+    for name, buffer in self._buffers.items():
+        if buffer is not None:
+            self._buffers[name] = function(buffer)
+    return self
+
+
+def _patch_masks(facts: Facts, *, packed: bool) -> None:
+    """State to transformers' mask creation whether rows are padded or packed."""
+    import transformers.masking_utils as masks
+
+    padded = min(facts.lengths) < facts.width
+    masks.is_tracing = lambda _tensor=None: False
+    masks.fast_all = lambda _tensor: not padded
+    masks.find_packed_sequence_indices = (
+        lambda positions, *_, **__: torch.zeros_like(positions) if packed else None
+    )
+
+
+def _patch_bitsandbytes() -> None:
+    """Let quantised parameters be plain ones with the same attributes, and paging be host memory."""
+    try:
+        import bitsandbytes.functional as functional
+        import transformers.integrations.bitsandbytes as integration
+        from bitsandbytes.nn import Int8Params, Params4bit
+    except ImportError:
+        return
+    functional.name2qmap["dynamic"] = torch.empty(256, device="cuda", dtype=torch.float32)
+    functional.get_paged = _paged
+    functional.fill = functional.prefetch_tensor = lambda *_, **__: None
+    Params4bit.__new__ = _plain(
+        blocksize=64,
+        compress_statistics=True,
+        quant_type="fp4",
+        quant_storage=torch.uint8,
+        quant_state=None,
+        bnb_quantized=False,
+        module=None,
+    )
+    Int8Params.__new__ = _plain(has_fp16_weights=False, CB=None, SCB=None)
+    integration.Bnb4bitQuantize.convert = _converted(integration, quantised_to_4_bits)
+    integration.Bnb8bitQuantize.convert = _converted(integration, quantised_to_8_bits)
+
+
+def _plain(**defaults: Any) -> Any:
+    """Return a constructor of plain parameters that carry a quantised parameter's attributes."""
+
+    def new(_cls: Any, data: Any = None, requires_grad: bool = False, **given: Any) -> Any:  # noqa: FBT001, FBT002 - as its callers write
+        weight = torch.nn.Parameter(torch.empty(0) if data is None else data, requires_grad)
+        for name, value in (defaults | given).items():
+            if name in defaults:
+                setattr(weight, name, value)
+        return weight
+
+    return new
+
+
+def _converted(integration: Any, quantised: Any) -> Any:
+    """Return a loader's conversion that quantises each weight and keeps its attributes."""
+
+    def convert(
+        _self: Any, input_dict: Any, full_layer_name: Any = None, model: Any = None, **_: Any
+    ) -> Any:
+        del full_layer_name
+        made = {}
+        for name, values in input_dict.items():
+            value = values[0] if isinstance(values, list) else values
+            module, _unused = integration.get_module_from_name(model, name)
+            made[name] = quantised(value, module, model.get_parameter_or_buffer(name))
+            module._is_hf_initialized = True  # noqa: SLF001 - as transformers' own
+        return made
+
+    return convert
+
+
+def quantised_to_4_bits(value: Any, module: Any, old: Any) -> Any:
+    """Return a weight in 4 bits, as Params4bit._quantize leaves it on its module."""
+    import bitsandbytes.functional as functional
+
+    names = ("blocksize", "compress_statistics", "quant_type", "quant_storage")
+    settings = {name: getattr(old, name) for name in names}
+    packed, state = functional.quantize_4bit(value.contiguous(), **settings)
+    weight = torch.nn.Parameter(packed, requires_grad=False)
+    attributes = settings | {"quant_state": state, "bnb_quantized": True, "module": module}
+    for name, item in attributes.items():
+        setattr(weight, name, item)
+    module.quant_state = state
+    return weight
+
+
+def quantised_to_8_bits(value: Any, _module: Any, _old: Any) -> Any:
+    """Return a weight in int8 with a scale for each row, as Int8Params._quantize does."""
+    import bitsandbytes.functional as functional
+
+    half = value.contiguous().to(torch.float16)
+    packed, scales, _ = functional.int8_vectorwise_quant(half)
+    weight = torch.nn.Parameter(packed, requires_grad=False)
+    for name, item in {"CB": weight.data, "SCB": scales, "has_fp16_weights": False}.items():
+        setattr(weight, name, item)
+    return weight
+
+
+def _paged(*shape: int, dtype: Any = torch.float32, device: Any = None, **_: Any) -> Any:
+    """Managed memory: outside torch's allocator."""
+    del device
+    tensor = torch.empty(*shape, dtype=dtype, device="cpu")
+    tensor.is_paged, tensor.page_deviceid = True, 0  # type: ignore[attr-defined]
+    return tensor
+
+
+class _Launch:
+    """A Triton kernel that does nothing; its tiles are real allocations around it."""
+
+    def __getitem__(self, _grid: Any) -> Any:
+        return lambda *_, **__: None
+
+
+def _patch_trl() -> None:
+    """Let TRL's fused head launch kernels that do nothing."""
+    try:
+        import trl.kernels.chunked_logprob as head
+    except ImportError:
+        return
+    head._TRITON_AVAILABLE = True  # noqa: SLF001 - the switch
+    head._forward_kernel = head._backward_kernel = _Launch()  # noqa: SLF001 - the kernels
+    if getattr(head, "triton", None) is None:
+        head.triton = SimpleNamespace(cdiv=lambda one, two: -(-one // two))
+    sys.modules.setdefault("triton", head.triton)
