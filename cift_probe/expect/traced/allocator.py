@@ -8,7 +8,7 @@ options but `expandable_segments`. Checked against an H200: `benchmarks/memory_t
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeAlias
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -321,29 +321,3 @@ def smallest_cap(
         else:
             high = middle
     return high
-
-
-def live_at_peak(events: Iterable[Event]) -> tuple[str, Mapping[int, int]]:
-    """Return the instant of the peak after loading, and the ids and bytes that are live then."""
-    live: dict[int, int] = {}
-    total = peak = 0
-    held: dict[int, int] = {}
-    instant, waiting = "", False
-    for event in events:
-        kind = event[0]
-        if kind == "a":
-            live[event[1]] = event[2]  # type: ignore[index, misc]  # by its kind
-            total += event[2]  # type: ignore[misc]  # as above
-            if total > peak:
-                peak, held, waiting = total, {}, True
-        elif kind == "f":
-            if waiting and not held:
-                held = dict(live)
-            total -= live.pop(event[1])  # type: ignore[arg-type, misc]  # as above
-        elif kind == "m":
-            if waiting:
-                held = held or dict(live)
-                instant, waiting = str(event[1]), False  # type: ignore[misc]  # as above
-        else:
-            peak, held, waiting = total, {}, False
-    return instant, held

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import tempfile
 import time
 import warnings
@@ -15,6 +14,8 @@ import msgspec
 from cift_probe.expect.traced.fake_device import FakeGpu, install
 from cift_probe.plan import Plan
 
+_NUM_HOLDINGS = 40  # tensors that are listed one by one
+_NUM_PERIODS = (2, 4)
 NUM_STEPS = 2  # Adam's state appears in the first, and the second meets it
 
 
@@ -23,7 +24,7 @@ class Request(msgspec.Struct, frozen=True):
 
     plan: dict[str, Any]
     num_layers: int
-    gpu: FakeGpu = FakeGpu()
+    capability: tuple[int, int] = (9, 0)
 
 
 def run(payload: Any) -> Any:
@@ -31,14 +32,23 @@ def run(payload: Any) -> Any:
     request = msgspec.convert(payload, Request)
     started = time.perf_counter()
     plan = msgspec.convert(request.plan, Plan)
-    recorder = trace(plan, request.num_layers, request.gpu)
+    recorder = trace(plan, request.num_layers, FakeGpu(capability=request.capability))
     return summary(recorder, time.perf_counter() - started)
+
+
+def depths(model: Any) -> Any:
+    """Return the depths of the slices that are traced, and at the end the model's own."""
+    from cift_probe.models import load_model
+    from cift_probe.stack.pattern import depths_of, read_period
+
+    shape = load_model(model)
+    full = shape.num_hidden_layers
+    slices = depths_of(full, *read_period(shape), _NUM_PERIODS)
+    return [*slices, full] if full not in slices else slices
 
 
 def trace(plan: Plan, num_layers: int, gpu: FakeGpu) -> Any:
     """Return the recorder of two steps of the plan with `num_layers` layers."""
-    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # fake tensors are known to one thread only
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     warnings.simplefilter("ignore")
     # bitsandbytes chooses its libraries when it is imported: before there seems to be a device
     from cift_probe.expect.traced import patches, stand_ins
@@ -94,18 +104,23 @@ def facts_of(plan: Plan) -> Any:
 
 
 def summary(recorder: Any, seconds: float) -> dict[str, Any]:
-    """Return what the events say: bytes by instant, reserved bytes, what holds the peak."""
-    from cift_probe.expect.traced.allocator import live_at_peak, replay
+    """Return what the events say: bytes by instant, smallest caps, what holds the peak."""
+    from cift_probe.expect.traced import holdings
+    from cift_probe.expect.traced.allocator import ExpandableAllocator, replay, smallest_cap
 
-    seen = replay(recorder.events)
-    instant, held = live_at_peak(recorder.events)
-    largest = sorted(held.items(), key=lambda item: -item[1])[:40]
+    events = recorder.events
+    seen = replay(events)
+    instant, held = holdings.live_at_peak(events)
+    operations = {name: recorder.origins[name].operation for name in held}
+    largest = sorted(held.items(), key=lambda item: -item[1])[:_NUM_HOLDINGS]
     return {
         "instants": seen.instants,
-        "peak": seen.peak_allocated,
         "reserved": seen.peak_reserved,
+        "required": smallest_cap(events),
+        "expandable": smallest_cap(events, ExpandableAllocator),
         "instant": instant,
+        "components": holdings.components(events, operations, held),
         "holds": [(*recorder.origins[name], size) for name, size in largest],
-        "num_events": len(recorder.events),
+        "num_events": len(events),
         "seconds": seconds,
     }

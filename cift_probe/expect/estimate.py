@@ -1,0 +1,58 @@
+"""An estimate of the device memory of one training step, whatever tier it comes from."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from cift_probe.evidence import Known
+
+
+class Holding(NamedTuple):
+    """Something that is allocated at the peak: who made it, its shape, dtype and bytes."""
+
+    operation: str
+    shape: tuple[int, ...]
+    dtype: str
+    module: str
+    num_bytes: int
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of one step of a plan, and how sure they are.
+
+    `peak_allocated_bytes` is the largest instant of `instants`, whose name is `instant`;
+    `components` sum to it. `required_bytes` is the smallest room in which the allocator can run
+    the step, loading included; `expandable_bytes` the same with expandable segments. The bands
+    are relative errors. `stack` names the code that the numbers are about, with versions. `holds`
+    are the largest tensors at the peak, where the tier knows them.
+    """
+
+    tier: str
+    stack: str
+    peak_allocated_bytes: int
+    band: float
+    required_bytes: int
+    required_band: float
+    instant: str
+    instants: dict[str, int]
+    components: dict[str, int] = {}
+    expandable_bytes: int | None = None
+    holds: tuple[Holding, ...] = ()
+    note: str = ""
+
+    @property
+    def required(self) -> Known:
+        """The smallest room as evidence."""
+        return Known(self.required_bytes, "B", self.source, self.required_band, self.note)
+
+    @property
+    def peak(self) -> Known:
+        """The peak of allocated bytes as evidence."""
+        return Known(self.peak_allocated_bytes, "B", self.source, self.band, self.note)
+
+    @property
+    def source(self) -> str:
+        """Tier and stack in words."""
+        return f"tier {self.tier}: {self.stack}"
