@@ -1,7 +1,7 @@
 """What every tier says of a grid of plans, and what an H200 (or another GPU) really takes.
 
-    python benchmarks/memory_grid.py RESULTS.jsonl [--tiers measured,cap,sliced,traced,formula]
-                                     [--half build|score] [--only NAME,NAME]
+    python benchmarks/memory_grid.py RESULTS.jsonl [--half build|score] [--only NAME,NAME]
+        [--tiers measured,cap,sliced,traced,traced-periods]
 
 Appends one JSON line per plan and tier to RESULTS.jsonl and skips lines that are there, so that
 an interrupted run goes on. `benchmarks/memory_table.py RESULTS.jsonl` prints the comparison.
@@ -136,7 +136,10 @@ def answer(payload: Any) -> Any:
 
     warnings.simplefilter("ignore")
     plan = msgspec.convert(payload["plan"], Plan)
-    return {"measured": _measured, "cap": _cap, "sliced": _sliced}[payload["tier"]](plan)
+    tiers = {"measured": _measured, "cap": _cap, "sliced": _sliced}
+    if payload["tier"].startswith("traced"):
+        return _traced(plan, "periods" if payload["tier"].endswith("periods") else "full")
+    return tiers[payload["tier"]](plan)
 
 
 def _measured(plan: Plan) -> dict[str, Any]:
@@ -175,20 +178,35 @@ def _sliced(plan: Plan) -> dict[str, Any]:
     from cift_probe.measure.declare import Task
     from cift_probe.measure.sliced import measure_sliced
 
+    started = time.monotonic()
     found = measure_sliced(Task("gpu0", plan=msgspec.to_builtins(plan)))
+    seconds = time.monotonic() - started
     peak, needed, instants = (
         found[key] for key in ("step.peak", "step.required", "step.peak.instants")
     )
     if not isinstance(peak, Known) or not isinstance(needed, Known):
-        raise TypeError(peak, needed)  # noqa: TRY003 - reaches the results as a fault
+        raise TypeError(peak, needed)
     assert isinstance(instants, Known)  # noqa: S101 - as above
     return {
         "peak_bytes": peak.value,
         "required_bytes": needed.value,
         "instants": instants.value,
         "band": peak.band,
+        "slices_s": seconds,
         "slices": getattr(found["step.slices"], "value", None),
     }
+
+
+def _traced(plan: Plan, depth: Any) -> dict[str, Any]:
+    from cift_probe.evidence import Unknown
+    from cift_probe.expect.traced import trace
+
+    found = trace(plan, depth=depth)
+    if isinstance(found, Unknown):
+        raise TypeError(found.reason)
+    told: dict[str, Any] = msgspec.to_builtins(found)
+    del told["holds"]
+    return told | {"peak_bytes": found.peak_allocated_bytes}
 
 
 if __name__ == "__main__":

@@ -17,12 +17,15 @@ from cift_probe.plan import Plan
 
 PRODUCES = (
     "step.measured.peak",
+    "step.measured.instant",
     "step.measured.instants",
     "step.measured.reserved",
     "step.measured.weights",
     "step.measured.seconds",
     "step.measured.out_of_memory",
 )
+_NUM_STEPS = 5
+_MORE, _MOST = 1.1, 3.0  # how the upper bound grows where loading decides, and how far
 _TOLERANCE = 0.005  # of the peak: how narrowly the smallest cap is enclosed
 
 
@@ -48,7 +51,7 @@ def measure_full_depth(task: Task) -> dict[str, Evidence]:
     plan = msgspec.convert(task.plan, Plan)
     depth = load_model(plan.model).num_hidden_layers
     try:
-        seen = measure_slice(plan, depth, task)
+        seen = measure_slice(plan, depth, task, _NUM_STEPS)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -58,6 +61,7 @@ def measure_full_depth(task: Task) -> dict[str, Evidence]:
     how = f"all {depth} layers, random weights"
     return {
         "step.measured.peak": Known(int(max(seen.instants.values())), "B", how),
+        "step.measured.instant": Known(max(seen.instants, key=seen.instants.__getitem__), "", how),
         "step.measured.instants": Known(
             {name: int(value) for name, value in seen.instants.items()}, "B", how
         ),
@@ -66,6 +70,32 @@ def measure_full_depth(task: Task) -> dict[str, Evidence]:
         "step.measured.seconds": Known(seen.step_s, "s", how),
         "step.measured.out_of_memory": absent("the step ran", how),
     }
+
+
+@instrument(
+    "step.measured.room",
+    version=1,
+    produces=("step.measured.room",),
+    estimate_s=60.0,
+    deadline_s=900.0,
+    per_plan=True,
+    clean=True,
+    faults=("held_memory",),
+)
+def measure_room_at_full_depth(task: Task) -> dict[str, Evidence]:
+    """Find the smallest cap under which loading and two steps run, all layers, by bisection."""
+    name = "step.measured.room"
+    if task.device == "cpu":
+        return {name: absent("on the CPU there is no device memory to fit into")}
+    if task.plan is None:
+        return {name: Unknown("no plan was asked")}
+    plan = msgspec.convert(task.plan, Plan)
+    depth = load_model(plan.model).num_hidden_layers
+    seen = measure_slice(plan, depth, task, _NUM_STEPS)
+    peak = int(max(seen.instants.values()))
+    low, high = smallest_cap(lambda cap: runs_capped(plan, depth, cap), peak, int(seen.reserved))
+    how = f"all {depth} layers under a cap, by bisection; refused with {low} bytes"
+    return {name: Known(high, "B", how, band=(high - low) / high)}
 
 
 def smallest_cap(
@@ -78,9 +108,13 @@ def smallest_cap(
     segment. Raises ValueError when not even that suffices.
     """
     low, high = peak - 1, reserved + (64 << 20)
-    if not runs(high):
-        message = f"the step does not run in the {high} bytes that it reserved without a cap"
-        raise ValueError(message)
+    while not runs(high):  # loading can need more than the steps that `reserved` is about
+        if high > _MOST * reserved:
+            message = (
+                f"the step does not run in {high} bytes, and reserves {reserved} without a cap"
+            )
+            raise ValueError(message)
+        low, high = high, int(high * _MORE)
     while high - low > tolerance * peak:
         middle = (low + high) // 2
         if runs(middle):

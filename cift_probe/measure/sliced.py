@@ -7,7 +7,6 @@ import statistics
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 

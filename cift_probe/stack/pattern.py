@@ -44,7 +44,8 @@ def read_period(shape: ModelShape) -> tuple[int, int]:
     config = config_of(shape)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    return period_of([_signature(layer, index) for index, layer in enumerate(decoder_layers(model))])
+    layers = decoder_layers(model)
+    return period_of([_signature(layer, index) for index, layer in enumerate(layers)])
 
 
 def period_of(signatures: Sequence[object]) -> tuple[int, int]:
@@ -69,7 +70,7 @@ def depths_of(full_depth: int, prefix: int, period: int, num_periods: Sequence[i
     Raises DepthError when the model has fewer than two such depths.
     """
     asked = {prefix + count * period for count in num_periods}
-    depths = sorted({depth if depth <= full_depth else full_depth for depth in asked})
+    depths = sorted({min(depth, full_depth) for depth in asked})
     if len(depths) < 2 and depths != [full_depth]:  # noqa: PLR2004 - a line needs two points
         message = f"a model of {full_depth} layers in periods of {period} has no two slices"
         raise DepthError(message)

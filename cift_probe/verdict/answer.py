@@ -81,7 +81,8 @@ def answer_plan(plan: Plan, device: str, measured: Ledger, *, demanded: bool) ->
     step = _seen(measured, "step.seconds", scope)
     step_s = _number(step)
     room = int(usable.value)
-    verdict, reason = _fit(required, room, peak)
+    tensors = None if peak is None else Known(peak, "B")
+    verdict, reason = fit(required, Known(room, "B"), tensors, upper_only=True)
     return Answer(
         plan=plan.name,
         device=device,
@@ -105,16 +106,27 @@ def _notes(step: Evidence) -> tuple[str, ...]:
     return (step.note,) if isinstance(step, Known) and step.note else ()
 
 
-def _fit(required: Known, room: int, peak: float | None) -> tuple[Verdict, str]:
-    needs, has = bytes_text(required.upper), bytes_text(room)
-    if required.upper <= room:
+def fit(
+    required: Known, usable: Known, peak: Known | None, *, upper_only: bool = False
+) -> tuple[Verdict, str]:
+    """Hold what is required against what is usable, in bytes, each at the worse end of its band.
+
+    `peak` is what the tensors alone take: where it exceeds what is usable nothing helps.
+    `upper_only` says that `required` bounds the need from above and tells nothing below it.
+    """
+    needs, has = bytes_text(required.upper), bytes_text(usable.lower)
+    if required.upper <= usable.lower:
         return Verdict.FITS, f"needs at most {needs} of {has}"
-    if peak is not None and peak > room:
-        return Verdict.DOES_NOT_FIT, f"its tensors alone take {bytes_text(peak)} of {has}"
-    if peak is None and required.lower > room:
-        return Verdict.DOES_NOT_FIT, f"needs at least {bytes_text(required.lower)} of {has}"
-    # `required` is an upper estimate: between the tensors and its upper end nothing is known
-    return Verdict.UNDECIDED, f"{has} lies between what its tensors take and {needs}"
+    most = bytes_text(usable.upper)
+    if peak is not None and peak.lower > usable.upper:
+        return Verdict.DOES_NOT_FIT, f"its tensors alone take {bytes_text(peak.value)} of {most}"
+    if required.lower > usable.upper and not (upper_only and peak is not None):
+        least = bytes_text(required.lower)
+        return Verdict.DOES_NOT_FIT, f"needs at least {least} of {most}"
+    if upper_only:
+        return Verdict.UNDECIDED, f"{has} lies between what its tensors take and {needs}"
+    least = bytes_text(required.lower)
+    return Verdict.UNDECIDED, f"needs {least} to {needs}; usable are {has} to {most}"
 
 
 def _seen(measured: Ledger, name: str, scope: Scope) -> Evidence:

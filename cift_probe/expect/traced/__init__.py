@@ -29,7 +29,6 @@ _PERIODS_BAND = 0.02
 _PERIODS_REQUIRED_BAND = 0.07
 _ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
-    "HF_DEACTIVATE_ASYNC_LOAD": "1",  # fake tensors are known to one thread only
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
@@ -138,4 +137,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-

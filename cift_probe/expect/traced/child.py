@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import tempfile
 import time
 import warnings
@@ -49,6 +50,7 @@ def depths(model: Any) -> Any:
 
 def trace(plan: Plan, num_layers: int, gpu: FakeGpu) -> Any:
     """Return the recorder of two steps of the plan with `num_layers` layers."""
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # fake tensors are known to one thread only
     warnings.simplefilter("ignore")
     # bitsandbytes chooses its libraries when it is imported: before there seems to be a device
     from cift_probe.expect.traced import patches, stand_ins

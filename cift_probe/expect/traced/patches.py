@@ -32,7 +32,6 @@ def apply(facts: Facts, *, packed: bool) -> None:
 def import_stack() -> None:
     """Import what looks for devices when it is imported; call it before a device is pretended."""
     import peft  # noqa: F401
-    import torch.cuda.amp.common
     import transformers  # noqa: F401
 
     with suppress(ImportError):
@@ -51,12 +50,12 @@ def _patch_torch() -> None:
         if isinstance(supported, list) and FakeTensor not in supported:
             supported.append(FakeTensor)
     # decompositions are taken where no CUDA kernel is registered
-    library = torch.library.Library("aten", "IMPL")
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for name in ("silu_backward", "mish_backward"):
         library.impl(name, _never, "CUDA")
     _LIBRARY.append(library)
     torch.nn.functional.scaled_dot_product_attention = _attention
-    torch.nn.Module._apply = _apply  # type: ignore[method-assign, assignment]  # noqa: SLF001
+    torch.nn.Module._apply = _apply  # type: ignore[method-assign]  # noqa: SLF001
 
 
 def _never(*_: Any, **__: Any) -> Any:
@@ -67,7 +66,7 @@ def _never(*_: Any, **__: Any) -> Any:
 _real_attention = torch.nn.functional.scaled_dot_product_attention
 
 
-def _attention(  # noqa: PLR0913 - torch's signature
+def _attention(  # noqa: PLR0917 - torch's signature
     query: Any,
     key: Any,
     value: Any,
@@ -90,8 +89,9 @@ def _attention(  # noqa: PLR0913 - torch's signature
     with torch.autocast("cuda", enabled=False):
         half = query.dtype in (torch.bfloat16, torch.float16)
         if attn_mask is None and half and query.shape[-1] <= _MAX_FLASH_HEAD:
-            return torch.ops.aten._scaled_dot_product_flash_attention(  # noqa: SLF001
-                query, key, value, dropout_p, is_causal, False, scale=scale  # noqa: FBT003
+            flash = torch.ops.aten._scaled_dot_product_flash_attention  # noqa: SLF001 - its name
+            return flash(
+                query, key, value, dropout_p, is_causal, return_debug_mask=False, scale=scale
             )[0]
         if enable_gqa and key.shape[1] != query.shape[1]:
             repeats = query.shape[1] // key.shape[1]
@@ -143,16 +143,16 @@ def _patch_masks(facts: Facts, *, packed: bool) -> None:
     padded = min(facts.lengths) < facts.width
     masks.is_tracing = lambda _tensor=None: False
     masks.fast_all = lambda _tensor: not padded
-    masks.find_packed_sequence_indices = (
-        lambda positions, *_, **__: torch.zeros_like(positions) if packed else None
+    masks.find_packed_sequence_indices = lambda positions, *_, **__: (
+        torch.zeros_like(positions) if packed else None
     )
 
 
 def _patch_bitsandbytes() -> None:
-    """Let quantised parameters be plain ones with the same attributes, and paging be host memory."""
+    """Let quantised parameters be plain ones with the same attributes, and pages host memory."""
     try:
-        import bitsandbytes.functional as functional
         import transformers.integrations.bitsandbytes as integration
+        from bitsandbytes import functional
         from bitsandbytes.nn import Int8Params, Params4bit
     except ImportError:
         return
@@ -206,7 +206,7 @@ def _converted(integration: Any, quantised: Any) -> Any:
 
 def quantised_to_4_bits(value: Any, module: Any, old: Any) -> Any:
     """Return a weight in 4 bits, as Params4bit._quantize leaves it on its module."""
-    import bitsandbytes.functional as functional
+    from bitsandbytes import functional
 
     names = ("blocksize", "compress_statistics", "quant_type", "quant_storage")
     settings = {name: getattr(old, name) for name in names}
@@ -221,7 +221,7 @@ def quantised_to_4_bits(value: Any, module: Any, old: Any) -> Any:
 
 def quantised_to_8_bits(value: Any, _module: Any, _old: Any) -> Any:
     """Return a weight in int8 with a scale for each row, as Int8Params._quantize does."""
-    import bitsandbytes.functional as functional
+    from bitsandbytes import functional
 
     half = value.contiguous().to(torch.float16)
     packed, scales, _ = functional.int8_vectorwise_quant(half)
@@ -232,7 +232,7 @@ def quantised_to_8_bits(value: Any, _module: Any, _old: Any) -> Any:
 
 
 def _paged(*shape: int, dtype: Any = torch.float32, device: Any = None, **_: Any) -> Any:
-    """Managed memory: outside torch's allocator."""
+    """Return managed memory, which is outside torch's allocator."""
     del device
     tensor = torch.empty(*shape, dtype=dtype, device="cpu")
     tensor.is_paged, tensor.page_deviceid = True, 0  # type: ignore[attr-defined]

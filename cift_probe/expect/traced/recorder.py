@@ -66,9 +66,7 @@ class Recorder(TorchDispatchMode):
         """End loading: the cache is emptied, and peaks count from here."""
         self.events.append(("r",))
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation and record what it allocates."""
         kwargs = kwargs or {}
         if accumulates(func, args, kwargs):

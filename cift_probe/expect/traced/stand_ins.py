@@ -101,7 +101,7 @@ def read_scalar(_recorder: Any, _func: Any, args: Any, _kwargs: Any) -> Any:
 
 
 @stand_in(aten.all.default, aten.all.dim)
-def all_true(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def all_true(_recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """`all()`: no padding, all labels valid, so that the answer is yes."""
     result = func(*args, **kwargs)
     identity = result.untyped_storage()._cdata  # noqa: SLF001 - as above
@@ -111,7 +111,7 @@ def all_true(recorder: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 @stand_in(aten.nonzero.default)
 def nonzero(_recorder: Any, _func: Any, args: Any, _kwargs: Any) -> Any:
-    """Indices of the labels that count: (number, dimensions), int64."""
+    """Return indices of the labels that count: (number, dimensions), int64."""
     shape = (_count(args[0].numel()), args[0].dim())
     return torch.empty(shape, dtype=torch.int64, device=args[0].device)
 
@@ -159,7 +159,7 @@ def addmm_to_fp32(_recorder: Any, _func: Any, args: Any, kwargs: Any) -> Any:
 
 @stand_in(aten._grouped_mm.default)  # noqa: SLF001 - the operation's name
 def grouped_mm(_recorder: Any, _func: Any, args: Any, kwargs: Any) -> Any:
-    """Grouped matrix product of a mixture of experts: shapes, also in fp32.
+    """Give the shape of a mixture of experts' grouped matrix product, in fp32 too.
 
     (m, k) x (g, k, n) -> (m, n); (m, k) x (k, n) by offsets -> (g, m, n).
     """
@@ -167,7 +167,7 @@ def grouped_mm(_recorder: Any, _func: Any, args: Any, kwargs: Any) -> Any:
     if one.dtype != torch.float32:
         return NotImplemented
     if one.dim() == 2 and two.dim() == 3:  # noqa: PLR2004 - dimensions
-        shape = (one.shape[0], two.shape[2])
+        shape: tuple[int, ...] = (one.shape[0], two.shape[2])
     elif one.dim() == 2 and two.dim() == 2:  # noqa: PLR2004 - dimensions
         offsets = args[2] if len(args) > 2 else kwargs["offs"]  # noqa: PLR2004 - third argument
         shape = (offsets.shape[0], one.shape[0], two.shape[1])
@@ -204,7 +204,7 @@ def cublas_workspace(capability: tuple[int, int]) -> int:
 
 @temporary(operation("bitsandbytes", "gemm_4bit"))
 def dequantised_weight(args: Any, kwargs: Any, _result: Any) -> int:
-    """The weight of a 4-bit matrix product in the inputs' dtype, and its scales in fp32.
+    """Return bytes of a 4-bit product's weight in the inputs' dtype, and its scales in fp32.
 
     bitsandbytes/backends/cuda/ops.py, gemm_4bit: above a few rows it dequantises and calls
     cuBLAS.
@@ -248,5 +248,5 @@ def embedding_backward(args: Any, _kwargs: Any, result: Any) -> int:
 
 @temporary(aten._softmax_backward_data.default)  # noqa: SLF001 - the operation's name
 def softmax_backward(args: Any, _kwargs: Any, _result: Any) -> int:
-    """grad * output, which aten/src/ATen/native/cuda/SoftMax.cu makes before the kernel."""
+    """Grad * output, which aten/src/ATen/native/cuda/SoftMax.cu makes before the kernel."""
     return rounded(args[0].numel() * args[0].element_size())

@@ -33,6 +33,10 @@ def run_command(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     if options.command == "report":
         return _report(options)
+    if options.command == "estimate":
+        from cift_probe.cli import estimate
+
+        return estimate.run(options)
     _parser().print_help()
     return 0
 
