@@ -246,7 +246,7 @@ def _batches(plan: Plan, torch_device: str, num_steps: int) -> Any:
 def _optimizer(plan: Plan, trained: list[Any]) -> Any:
     import torch
 
-    adam = {"adamw_torch": {}, "adamw_torch_fused": {"fused": True}}
+    adam: dict[str, Any] = {"adamw_torch": {}, "adamw_torch_fused": {"fused": True}}
     adam["adamw_torch_loop"] = {"foreach": False, "fused": False}
     if plan.optimizer in adam:
         return torch.optim.AdamW(trained, lr=LEARNING_RATE, **adam[plan.optimizer])

@@ -46,7 +46,7 @@ def install(gpu: FakeGpu) -> None:
     """
     import torch
 
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         message = "CUDA is in use in this process; fake tensors need one of their own"
         raise FakeDeviceError(message)
     try:

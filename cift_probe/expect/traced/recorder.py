@@ -33,7 +33,7 @@ class UnknownOperationError(RuntimeError):
     """An operation whose result depends on data, and for which no stand-in says what it is."""
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records `events` for the allocator, and `origins` by id.
 
     `stand_ins` give results of operations that fake tensors cannot; `temporaries` give bytes that
@@ -47,7 +47,7 @@ class Recorder(TorchDispatchMode):
         workspaces: tuple[frozenset[Any], int] = (frozenset(), 0),
     ) -> None:
         """Record nothing yet; `workspaces` are operations and the bytes kept for their thread."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Event] = []
         self.origins: dict[int, Origin] = {}
         self.module = ""
@@ -164,7 +164,7 @@ def _sole(tensor: Any) -> bool:
     # the engine's own reference, this call's argument list and its two Python names make 4; the
     # storage is held by the fake tensor and its wrapper
     storage = tensor.untyped_storage()
-    uses = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]  # noqa: SLF001
+    uses = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001
     return bool(tensor._use_count() <= 4 and uses <= 2)  # noqa: SLF001, PLR2004 - as above
 
 
