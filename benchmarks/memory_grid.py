@@ -97,7 +97,10 @@ def main(arguments: list[str]) -> int:
     only = set(filter(None, options.only.split(",")))
     for index, plan in enumerate(plans()):
         half = "build" if index % 2 == 0 else "score"
+        part, num_parts = map(int, options.part.split("/"))
         if options.half not in {"", half} or (only and plan.name not in only):
+            continue
+        if index // 2 % num_parts != part:  # plans of both halves in every part
             continue
         for tier in options.tiers.split(","):
             if (plan.name, tier) in done or time.monotonic() > deadline:
@@ -125,6 +128,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("results", type=Path)
     parser.add_argument("--tiers", default="measured")
     parser.add_argument("--half", default="")
+    parser.add_argument("--part", default="0/1", help="of several processes side by side: 0/4")
     parser.add_argument("--only", default="")
     parser.add_argument("--seconds", type=float, default=1e9)
     return parser.parse_args(arguments)
