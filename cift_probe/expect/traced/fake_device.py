@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -160,6 +161,7 @@ def _describe(torch: Any, gpu: FakeGpu) -> None:
         "get_device_name": gpu.name,
         "is_bf16_supported": gpu.capability >= (8, 0),
         "is_initialized": False,
+        "is_current_stream_capturing": False,
         "mem_get_info": (gpu.total_bytes, gpu.total_bytes),
         "memory_reserved": 0,
         "memory_allocated": 0,
@@ -173,6 +175,8 @@ def _describe(torch: Any, gpu: FakeGpu) -> None:
     for name, value in answers.items():
         setattr(torch.cuda, name, lambda *_, _value=value, **__: _value)
     torch.cuda.device = _NoGuard
+    # a build with CUDA would start it before the first fake tensor
+    import_module("torch._subclasses.fake_tensor").init_gpu_context = lambda _device: None
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
 
 

@@ -1,0 +1,173 @@
+"""Tier traced: a step on fake CUDA tensors, against what an H200 measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cift_probe.evidence import Unknown
+from cift_probe.expect import traced
+from cift_probe.expect.estimate import Estimate
+from cift_probe.expect.traced import holdings
+from cift_probe.expect.traced.allocator import Event
+from cift_probe.expect.traced.fake_device import read_slots
+from cift_probe.plan import Plan
+
+MEASURED = Path(__file__).parent.parent / "reports" / "examples" / "memory-h200.jsonl"
+HEADER = """
+struct X {
+  // virtual in a comment is no function
+  virtual ~AcceleratorHooksInterface() = default;
+  virtual bool isBuilt() const { return false; }
+  virtual bool isAvailable() const {
+  }
+  virtual bool hasPrimaryContext(DeviceIndex device_index) const = 0;
+};
+"""
+
+
+def test_slots_are_counted_in_the_header_that_the_wheel_ships() -> None:
+    assert read_slots(HEADER) == {"isBuilt": 2, "isAvailable": 3, "hasPrimaryContext": 4}
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        ("", "does not begin with its destructor"),
+        (HEADER.replace("virtual ~", "~"), "does not begin with its destructor"),
+        (HEADER.replace("isBuilt", "wasBuilt"), "has no isBuilt"),
+    ],
+)
+def test_a_header_that_has_changed_is_refused(header: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        read_slots(header)
+
+
+def measured(name: str) -> dict[str, Any]:
+    """Return the row of a plan that ran at full depth on an H200."""
+    rows = map(json.loads, MEASURED.read_text().splitlines())
+    return next(row for row in rows if row["plan"]["name"] == name and row["tier"] == "measured")
+
+
+@pytest.mark.parametrize(
+    ("name", "depth", "band"),
+    [
+        # two stacks and three methods; bands are what is owed, the error is printed on failure
+        ("llama-3.2-1b-full-trl-2048-2", "full", 0.001),
+        ("llama-3.2-1b-lora-raw-2048-2", "full", 0.001),
+        ("llama-3.2-1b-qlora-trl-2048-2", "periods", 0.002),
+    ],
+)
+def test_a_trace_meets_what_the_gpu_measured(name: str, depth: Any, band: float) -> None:
+    pytest.importorskip("trl")
+    row = measured(name)
+    found = traced.trace(msgspec.convert(row["plan"], Plan), depth=depth)
+    assert isinstance(found, Estimate), found
+    assert found.peak_allocated_bytes == pytest.approx(row["peak_bytes"], rel=band)
+    for instant, num_bytes in row["instants"].items():
+        assert found.instants[instant] == pytest.approx(num_bytes, rel=5 * band), instant
+    assert found.required_bytes >= found.peak_allocated_bytes
+    if depth == "full":
+        assert sum(found.components.values()) == pytest.approx(found.peak_allocated_bytes, rel=0.01)
+        assert found.expandable_bytes is not None
+        assert found.expandable_bytes <= found.required_bytes
+
+
+IN_A_CHILD = """
+import torch, warnings
+warnings.simplefilter("ignore")
+from cift_probe.expect.traced import stand_ins
+from cift_probe.expect.traced.fake_device import FakeGpu, install
+from cift_probe.expect.traced.recorder import Recorder
+from torch._subclasses.fake_tensor import FakeTensorMode
+install(FakeGpu())
+stand_ins.use_facts(stand_ins.Facts((8, 8), 8), (9, 0))
+recorder = Recorder({stand_in_s}, {{}})
+with FakeTensorMode(allow_non_fake_inputs=True), recorder:
+    {body}
+"""
+
+
+def run_child(body: str, stand_ins: str = "stand_ins.STAND_INS") -> subprocess.CompletedProcess[str]:
+    code = IN_A_CHILD.format(body=body, stand_in_s=stand_ins)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+def test_an_operation_that_depends_on_data_fails_loudly_without_a_stand_in() -> None:
+    body = 'torch.nonzero(torch.ones(4, device="cuda"))'
+    assert run_child(body).returncode == 0
+    seen = run_child(body, "{}")
+    assert seen.returncode != 0
+    assert "UnknownOperationError: aten.nonzero.default depends on data" in seen.stderr
+
+
+def test_every_allocation_and_release_is_recorded_once() -> None:
+    body = (
+        'one = torch.ones(1000, device="cuda"); two = one * 2; view = two[:10]; del one; '
+        "print([event[0] for event in recorder.events], len(recorder.origins))"
+    )
+    seen = run_child(body)
+    assert seen.stdout.split("] ") == ["['a', 'a', 'f'", "2\n"], seen.stderr
+
+
+def test_gradients_that_the_engine_adds_take_no_further_memory() -> None:
+    body = (
+        'w = torch.ones(1000, 1000, device="cuda", requires_grad=True); '
+        "loss = (w * 2).sum() + (w * 3).sum(); recorder.mark('forward'); loss.backward(); "
+        "recorder.mark('backward'); "
+        "from cift_probe.expect.traced.allocator import replay; "
+        "print(replay(recorder.events).instants['backward'] // 2**20)"
+    )
+    seen = run_child(body)
+    # the weight, two products of the backward pass, and one sum in place: 3 x 4 MB, not 4
+    assert int(seen.stdout) < 16, seen.stderr
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traced, "_version", lambda name: None if name == "trl" else "1")
+    found = traced.trace(Plan(name="x", model="smollm2-135m"))
+    assert isinstance(found, Unknown)
+    assert found.reason.endswith("not installed: trl")
+
+
+EVENTS: list[Event] = [
+    ("a", 1, 100),
+    ("a", 2, 40),
+    ("r",),
+    ("a", 3, 10),
+    ("m", "between steps"),
+    ("a", 4, 30),
+    ("m", "forward of the layers"),
+    ("a", 5, 50),
+    ("a", 6, 20),
+    ("f", 6),
+    ("f", 4),
+    ("m", "backward of the layers"),
+    ("f", 5),
+    ("m", "clipping"),
+]
+
+
+def test_what_holds_the_peak_is_told_by_component() -> None:
+    instant, held = holdings.live_at_peak(EVENTS)
+    assert (instant, held) == (
+        "backward of the layers",
+        {1: 100, 2: 40, 3: 10, 4: 30, 5: 50, 6: 20},
+    )
+    operations = dict.fromkeys(held, "aten.mm.default") | {2: "bitsandbytes.quantize_4bit.default"}
+    assert holdings.components(EVENTS, operations, held) == {
+        "weights": 100,
+        "gradients": 50,
+        "quantised weights and their constants": 40,
+        "saved for backward": 30,
+        "backward of a layer": 20,
+        "adapters and casts": 10,
+    }
