@@ -11,8 +11,6 @@ import difflib
 import json
 import os
 import re
-import urllib.error
-import urllib.request
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -152,6 +150,9 @@ def _load_file(path: Path) -> ModelShape:
 
 
 def _load_from_hub(name: str) -> ModelShape:
+    import urllib.error  # 50 ms of start-up that only a look at the Hub needs
+    import urllib.request
+
     cached = _cached(name)
     if cached is not None:
         return _load_file(cached)

@@ -30,13 +30,13 @@ def run_command(arguments: list[str]) -> int:
     """Carry out one command line and return its exit code."""
     if arguments[:1] == ["run"] and not {"-h", "--help"} & set(arguments[1:2]):
         return _run(arguments[1:])
+    if arguments[:1] == ["estimate"]:
+        from cift_probe.cli import estimate
+
+        return estimate.run(estimate.parser(_Parser).parse_args(arguments[1:]))
     options = _parser().parse_args(arguments)
     if options.command == "report":
         return _report(options)
-    if options.command == "estimate":
-        from cift_probe.cli import estimate
-
-        return estimate.run(options)
     _parser().print_help()
     return 0
 
@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         description=_RUN_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    commands.add_parser("estimate", help="say whether a plan fits on a card, without the card")
     report = commands.add_parser(
         "report",
         help="print a report; for a run that ended early, what is known so far",

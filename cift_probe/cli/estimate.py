@@ -43,15 +43,14 @@ exit codes: 0 fits, 1 does not, 10 undecided, 4 wrong call; of several answers t
 """
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command's options."""
-    parser = commands.add_parser(
-        "estimate",
-        help="say whether a plan fits on a card, without the card",
+def parser(kind: type[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Return the command's options in a parser of `kind`."""
+    made = kind(
+        prog="cift estimate",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
+    add = made.add_argument
     add("models", nargs="+", metavar="MODEL", help="a model's name, config.json, folder or Hub id")
     add("--method", choices=("full", "lora", "qlora", "inference"), default="qlora")
     add("--rank", type=int, default=16, help="of LoRA (default 16)")
@@ -75,6 +74,7 @@ def add_parser(commands: Any) -> None:
     add("--max", choices=("seq", "batch"), dest="largest", help="the largest that fits")
     add("--explain", action="store_true", help="list the tensors at the peak (tier traced)")
     add("--json", action="store_true", help="one JSON object, or a list of several")
+    return made
 
 
 def run(options: argparse.Namespace) -> int:

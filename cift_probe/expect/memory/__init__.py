@@ -1,0 +1,72 @@
+"""Tier `formula`: the peak of a training step or of inference, without torch.
+
+A ledger of tensors per instant, written down from the code of the stack; the peak is the highest
+instant. What the ledger was not checked for is refused with the reason.
+"""
+
+from __future__ import annotations
+
+from cift_probe.evidence import Unknown
+from cift_probe.expect.estimate import Estimate
+from cift_probe.expect.memory.architectures import UnknownArchitectureError, describe
+from cift_probe.expect.memory.inference import ledger_of_inference
+from cift_probe.expect.memory.kernels import choose_kernels
+from cift_probe.expect.memory.litgpt import as_litgpt
+from cift_probe.expect.memory.profiles import PROFILES, Profile
+from cift_probe.expect.memory.refusals import refuse
+from cift_probe.expect.memory.room import Room, required_room
+from cift_probe.expect.memory.training import ledger_of
+from cift_probe.models import ModelError, ModelShape
+from cift_probe.plan import Plan
+
+SOURCE = "cift_probe.expect.memory"
+BAND = 0.05
+MIB = 1 << 20
+# What cuBLAS and cuBLASLt keep inside the allocator: aten/src/ATen/cuda/CublasHandlePool.cpp,
+# getChosenWorkspaceSize: 32 MiB on compute capability 9.0, else 8 MiB + 128 KiB, once for each of
+# the two libraries (64 MiB seen on an H200 with torch 2.11).
+_WORKSPACE = {9: 32 * MIB, 10: 32 * MIB, 12: 32 * MIB}
+_SMALL_WORKSPACE = 8 * MIB + 128 * 1024
+
+
+def predict(
+    plan: Plan, shape: ModelShape, capability: tuple[int, int] = (9, 0)
+) -> Estimate | Unknown:
+    """Return the predicted memory of one step of a plan, or why there is no prediction."""
+    return predict_profile(plan, shape, PROFILES[plan.stack], capability)
+
+
+def predict_profile(
+    plan: Plan, shape: ModelShape, profile: Profile, capability: tuple[int, int] = (9, 0)
+) -> Estimate | Unknown:
+    """Return the prediction under a named profile, which may be of an older stack."""
+    try:
+        architecture = choose_kernels(plan, profile, shape, describe(shape, "flash"))
+        if profile.layers == "litgpt":
+            architecture = as_litgpt(architecture, quantised=plan.method == "qlora")
+    except (UnknownArchitectureError, ModelError) as error:
+        return Unknown(str(error), SOURCE)
+    reason = refuse(plan, shape, architecture, capability)
+    if reason:
+        return Unknown(reason, SOURCE)
+    if plan.method == "inference":
+        ledger = ledger_of_inference(plan, architecture)
+    else:
+        ledger = ledger_of(plan, profile, architecture)
+    workspace = 2 * _WORKSPACE.get(capability[0], _SMALL_WORKSPACE)
+    peak = ledger.instants[ledger.instant] + workspace
+    room = required_room(peak, ledger.largest, packed=plan.method == "qlora")
+    return Estimate(
+        tier="formula",
+        peak_allocated_bytes=peak,
+        required_bytes=room.size,
+        band=BAND,
+        required_band=room.band,
+        instant=ledger.instant,
+        components=ledger.parts | {"cuBLAS workspace": workspace},
+        instants={name: size + workspace for name, size in ledger.instants.items()},
+        stack=f"{profile.name} ({profile.versions})",
+    )
+
+
+__all__ = ["Estimate", "Room", "predict", "predict_profile"]

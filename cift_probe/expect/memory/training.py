@@ -1,0 +1,216 @@
+"""A training step of a plan: structure, sizes, and what lives between steps."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cift_probe.expect.memory.architectures import Architecture
+from cift_probe.expect.memory.experts import EXPERTS
+from cift_probe.expect.memory.inventory import Tensor, adapters, packed, parameters, stored
+from cift_probe.expect.memory.layers import Regime
+from cift_probe.expect.memory.optimizers import optimizer_bytes
+from cift_probe.expect.memory.profiles import Profile
+from cift_probe.expect.memory.step import EMBEDDING, FORWARD, LOSS, Structure, compile_step
+from cift_probe.expect.memory.tape import BF16, FP32
+from cift_probe.plan import Plan
+
+BETWEEN = "between steps"
+CLIPPING = "clipping"
+OPTIMIZER = "optimizer"
+END = "end of the step"
+TILE = 32_768  # trl/trainer/utils.py _CHUNKED_LOGPROB_CHUNK_SIZE
+TILE_ROWS = 4096  # trl/kernels/chunked_logprob.py TOKEN_CHUNK_SIZE
+CHUNK = 128  # litgpt: lm_head_chunk_size, and the chunk of its cross-entropy
+UNSORTED = 3072  # EmbeddingBackwardKernel.cu: up to here no sorted indices, no workspace
+# `loss = model(...)` lets go of the last step's graph once the new loss is there
+HOLDS_LAST_GRAPH = frozenset({EMBEDDING, FORWARD, LOSS})
+ATTENTION_ROLES = frozenset({"q", "k", "v", "o", "qkv"})
+
+
+class Ledger(NamedTuple):
+    """Bytes per instant, and the parts of the highest one."""
+
+    instants: dict[str, int]
+    instant: str
+    parts: dict[str, int]
+    largest: int = 0
+
+
+class Standing(NamedTuple):
+    """What lives between steps, part by part, and what clipping and optimizer see."""
+
+    parts: dict[str, int]
+    gradients: int
+    temporaries: int
+
+
+def adapted_roles(architecture: Architecture, targets: str | tuple[str, ...]) -> frozenset[str]:
+    """Return the roles that LoRA adapts; empty where no module has such a name."""
+    projections = architecture.projections[0]
+    if targets == "all-linear":
+        experts = frozenset({EXPERTS}) if architecture.extras else frozenset[str]()
+        return frozenset(p.role for p in projections) | experts
+    if targets == "attention":
+        return frozenset(p.role for p in projections) & ATTENTION_ROLES
+    names = (targets,) if isinstance(targets, str) else targets
+    return frozenset(p.role for p in projections if p.module in names)
+
+
+def regime_of(plan: Plan, profile: Profile, adapted: frozenset[str]) -> Regime:
+    """Return how the stack holds and computes the weights of this plan."""
+    quantised = plan.method == "qlora"
+    upcast = quantised and profile.upcasts
+    return Regime(
+        autocast=plan.method in profile.autocast,
+        trained=plan.method == "full",
+        norm_item=FP32 if upcast else BF16,
+        packed=plan.quantisation if quantised else "",
+        double=plan.double_quantisation,
+        adapter_item=profile.packed_adapter_item if quantised else profile.adapter_item,
+        adapted=adapted,
+        keeps_packed_input=profile.keeps_packed_input,
+        adapter_dropout=profile.adapter_dropout,
+    )
+
+
+def structure_of(
+    plan: Plan, profile: Profile, architecture: Architecture, regime: Regime
+) -> Structure:
+    """Return all that decides what lives when."""
+    return Structure(
+        kinds=architecture.kinds,
+        regime=regime,
+        hidden_item=_stream_item(architecture, regime),
+        loss=profile.loss,
+        tied=architecture.tied,
+        checkpointing=plan.gradient_checkpointing,
+        head_item=regime.norm_item,
+        softcap=architecture.softcap,
+        logit_scale=architecture.logit_scale,
+        embedding_scale=architecture.embedding_scale,
+        keep_gradients=plan.gradient_accumulation == 1,
+        first=architecture.order[0],
+    )
+
+
+def _stream_item(architecture: Architecture, regime: Regime) -> int:
+    """Return the bytes per number of what goes from layer to layer.
+
+    LayerNorm answers in float32 under autocast, and bitsandbytes' layers in the type they were
+    given, so that the first sum already is float32.
+    """
+    wide = architecture.kinds[0].norm == "layer" and regime.autocast and regime.packed
+    return FP32 if wide else regime.norm_item
+
+
+def dimensions(plan: Plan, architecture: Architecture) -> dict[str, int]:
+    """Return every dimension by name."""
+    dims = dict(architecture.dims)
+    sequence, batch = plan.sequence_length, plan.batch_size
+    if plan.packing:
+        sequence, batch = sequence * batch, 1
+    tokens = sequence * batch
+    dims |= {
+        "tokens": tokens,
+        "sequence": sequence,
+        "batch": batch,
+        "sequence_128": -(-sequence // 128) * 128,
+        "rank": plan.rank,
+        "tile": TILE,
+        "tile_rows": min(tokens, TILE_ROWS),
+        "chunk": batch * min(sequence, CHUNK),
+        "sorted_tokens": tokens if tokens > UNSORTED else 0,
+        "experts_rank_up": 2 * plan.rank * dims.get("experts", 0),
+        "experts_rank_down": plan.rank * dims.get("experts", 0),
+        "routed": tokens * dims.get("chosen", 0),
+    }
+    for projection in architecture.projections[0]:
+        elements = dims[projection.rows] * dims[projection.columns]
+        dims[f"{projection.role}_blocks"] = elements // 64
+    return dims
+
+
+def standing_of(
+    plan: Plan, profile: Profile, architecture: Architecture, regime: Regime
+) -> Standing:
+    """Return the parts that live between steps."""
+    base = parameters(architecture)
+    parts: dict[str, int] = {}
+    linear = [tensor for tensor in base if tensor.group == "linear"]
+    rest = [tensor for tensor in base if tensor.group != "linear"]
+    experts = [tensor for tensor in rest if tensor.group == "expert"]
+    others = [tensor for tensor in rest if tensor.group != "expert"]
+    parts["weights"] = stored(others, regime.norm_item) + stored(experts, regime.norm_item)
+    if regime.packed:
+        sizes = [packed(tensor, regime.packed, double=regime.double) for tensor in linear]
+        parts["weights"] += sum(size for size, _ in sizes)
+        parts["quantisation constants"] = sum(constants for _, constants in sizes)
+    else:
+        parts["weights"] += stored(linear, BF16)
+    trained: list[Tensor] = base
+    item = BF16
+    if not regime.trained:
+        trained = list(adapters(architecture, regime.adapted, plan.rank))
+        item = regime.adapter_item
+        parts["adapters"] = stored(trained, item)
+    optimizer = optimizer_bytes(
+        plan.optimizer, trained, item, wide_embedding=profile.wide_embedding_state
+    )
+    parts["optimizer state"] = optimizer.state
+    return Standing(parts, stored(trained, item), optimizer.temporaries)
+
+
+def _inputs(plan: Plan, architecture: Architecture, regime: Regime) -> dict[str, int]:
+    """Return the batch and what the model derives from it for all layers."""
+    tokens = plan.sequence_length * plan.batch_size
+    rotary = 2 * plan.sequence_length * architecture.dims["head"] * regime.norm_item
+    found = {"inputs": 3 * tokens * 8, "rotary positions": rotary}
+    if architecture.kinds[0].kernel == "eager":
+        # masking_utils.py eager_mask: one for all layers, one more where some have windows
+        masks = 2 if any(architecture.windowed) else 1
+        found["attention masks"] = masks * tokens * plan.sequence_length * BF16
+    return found
+
+
+def ledger_of(plan: Plan, profile: Profile, architecture: Architecture) -> Ledger:
+    """Return the highest bytes of every instant of a step, and the parts of the highest."""
+    adapted = frozenset[str]()
+    if plan.method != "full":
+        adapted = adapted_roles(architecture, plan.targets)
+    regime = regime_of(plan, profile, adapted)
+    step = compile_step(structure_of(plan, profile, architecture, regime))
+    dims = dimensions(plan, architecture)
+    standing = standing_of(plan, profile, architecture, regime)
+    fixed = standing.parts | _inputs(plan, architecture, regime)
+    if plan.gradient_accumulation > 1:
+        fixed["gradients"] = standing.gradients
+    if profile.keeps_graph and plan.gradient_checkpointing and plan.method != "full":
+        left = dims["tokens"] * dims["hidden"] * regime.norm_item
+        fixed["graph of the last step"] = 2 * left
+    base = sum(fixed.values())
+    walk = step.walk(dims, architecture.order, base)
+    kept = fixed.pop("graph of the last step", 0)
+    peaks = {n: size - (0 if n in HOLDS_LAST_GRAPH else kept) for n, size in walk.peaks.items()}
+    between = sum(standing.parts.values())
+    updated = between + standing.gradients
+    peaks |= {
+        BETWEEN: between,
+        CLIPPING: updated,
+        OPTIMIZER: updated + standing.temporaries,
+        END: updated,
+    }
+    instant = max(peaks, key=lambda name: peaks[name])
+    if instant in HOLDS_LAST_GRAPH:
+        fixed["graph of the last step"] = kept
+    if instant in walk.peaks:
+        parts = fixed | _merge(fixed, walk.parts(instant))
+    else:
+        parts = standing.parts | {"gradients": standing.gradients}
+        if instant == OPTIMIZER:
+            parts["temporaries"] = standing.temporaries
+    found = {name: size for name, size in parts.items() if size}
+    return Ledger(peaks, instant, found, walk.largest)
+
+
+def _merge(fixed: dict[str, int], found: dict[str, int]) -> dict[str, int]:
+    return {name: size + fixed.get(name, 0) for name, size in found.items()}

@@ -1,0 +1,290 @@
+"""The formula tier: its arithmetic, its refusals, and its distance from traced steps."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cift_probe.evidence import Unknown
+from cift_probe.expect.memory import Estimate, predict, predict_profile
+from cift_probe.expect.memory.architectures import describe
+from cift_probe.expect.memory.inventory import parameters
+from cift_probe.expect.memory.profiles import PROFILES, Profile
+from cift_probe.models import ModelShape, load_model, read_models
+from cift_probe.plan import Plan
+
+DATA = Path(__file__).parent / "data"
+WORKSPACE = "cuBLAS workspace"
+MEDIAN, WORST = 0.02, 0.08
+SMALL = ModelShape(
+    {
+        "model_type": "llama",
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "vocab_size": 32000,
+        "tie_word_embeddings": False,
+    },
+    "made up",
+)
+
+
+def plan_of(method: str = "qlora", **facts: Any) -> Plan:
+    quantised = method == "qlora"
+    given = {"quantisation": "nf4" if quantised else "none", **facts}
+    return Plan(name="plan", model="model", method=method, **given)  # type: ignore[arg-type]
+
+
+def estimate_of(plan: Plan, shape: ModelShape = SMALL) -> Estimate:
+    found = predict(plan, shape)
+    assert isinstance(found, Estimate), found
+    return found
+
+
+def rows() -> Iterator[dict[str, Any]]:
+    for line in (DATA / "traced_peaks.jsonl").read_text(encoding="utf-8").splitlines():
+        yield json.loads(line)
+
+
+def plan_of_row(row: dict[str, Any]) -> Plan:
+    targets = row["targets"]
+    names = ("sequence_length", "batch_size", "gradient_checkpointing", "optimizer", "rank")
+    facts = {name: row[name] for name in (*names, "stack")}
+    return plan_of(
+        row["method"], targets=tuple(targets) if isinstance(targets, list) else targets, **facts
+    )
+
+
+def errors(wanted: Callable[[dict[str, Any]], bool], profile: Profile | None = None) -> list[float]:
+    """Return the relative errors of the stored rows; the traced peaks are without cuBLAS."""
+    found = []
+    for row in rows():
+        if not wanted(row):
+            continue
+        shape = ModelShape(row["config"], "traced")
+        used = profile or PROFILES[row["stack"]]
+        estimate = predict_profile(plan_of_row(row), shape, used)
+        if isinstance(estimate, Estimate):
+            tensors = estimate.peak_allocated_bytes - estimate.components[WORKSPACE]
+            found.append(abs(tensors / row["peak_bytes"] - 1))
+    return found
+
+
+@pytest.mark.parametrize("stack", ["trl", "transformers", "raw"])
+@pytest.mark.parametrize("held_out", [False, True])
+def test_traced_steps_of_every_stack_are_met(stack: str, *, held_out: bool) -> None:
+    found = errors(lambda row: row["stack"] == stack and row["held_out"] == held_out)
+    assert len(found) >= 15
+    assert statistics.median(found) <= MEDIAN
+    assert max(found) <= WORST
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_traced_steps_of_every_method_are_met(method: str) -> None:
+    found = errors(lambda row: row["method"] == method)
+    assert statistics.median(found) <= MEDIAN
+    assert max(found) <= WORST
+
+
+@pytest.mark.parametrize(
+    ("stack", "method", "mistake"),
+    [
+        ("trl", "lora", {"loss": "fp32 logits"}),
+        ("trl", "qlora", {"upcasts": True}),
+        ("trl", "full", {"wide_embedding_state": False}),
+        ("raw", "qlora", {"autocast": frozenset(), "upcasts": False}),
+        ("transformers", "qlora", {"loss": "fused"}),
+    ],
+)
+def test_a_planted_mistake_in_a_profile_is_seen(
+    stack: str, method: str, mistake: dict[str, Any]
+) -> None:
+    wrong = PROFILES[stack]._replace(**mistake)
+    found = errors(lambda row: row["stack"] == stack and row["method"] == method, wrong)
+    assert max(found) > WORST
+
+
+@pytest.mark.parametrize("stack", ["trl", "transformers", "raw"])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora", "inference"])
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_components_sum_to_the_peak_which_is_the_highest_instant(
+    stack: str, method: str, *, checkpointing: bool
+) -> None:
+    found = estimate_of(plan_of(method, stack=stack, gradient_checkpointing=checkpointing))
+    assert sum(found.components.values()) == found.peak_allocated_bytes
+    assert min(found.components.values()) > 0
+    assert found.peak_allocated_bytes == max(found.instants.values())
+    assert found.peak_allocated_bytes == found.instants[found.instant]
+    assert found.required_bytes > found.peak_allocated_bytes
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora", "inference"])
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("sequence_length", (256, 512, 1000, 2048, 4096, 8192)),
+        ("batch_size", (1, 2, 3, 4, 8)),
+        ("rank", (4, 8, 16, 64, 256)),
+    ],
+)
+def test_more_never_needs_less(method: str, field: str, values: tuple[int, ...]) -> None:
+    found = [estimate_of(plan_of(method, **{field: value})) for value in values]
+    peaks = [estimate.peak_allocated_bytes for estimate in found]
+    assert peaks == sorted(peaks)
+
+
+def test_between_steps_full_training_keeps_weights_and_two_moments() -> None:
+    """By hand: parameters of the small model, 2 bytes each, times three, and one step count each.
+
+    Per layer q, k, v, o: (2 + 2 / 4) * 1024**2; gate, up, down: 3 * 1024 * 4096; two norms.
+    """
+    layer = int(2.5 * 1024**2) + 3 * 1024 * 4096 + 2 * 1024
+    parameters = 2 * 32000 * 1024 + 4 * layer + 1024
+    tensors = 2 + 4 * 9 + 1
+    found = estimate_of(plan_of("full"))
+    expected = 3 * 2 * parameters + 512 * tensors
+    assert found.instants["between steps"] - found.components[WORKSPACE] == expected
+
+
+def test_the_backward_of_full_logits_holds_three_float32_copies() -> None:
+    """By hand: log-probabilities, nll_loss's gradient and log_softmax's, 4 bytes per logit each."""
+    found = estimate_of(plan_of("lora", stack="raw", sequence_length=4096, batch_size=4))
+    assert found.instant == "backward of the loss"
+    logits = found.components["logits and loss"] + found.components["activation gradients"]
+    assert logits == pytest.approx(3 * 4 * 4096 * 4 * 32000, rel=0.02)
+
+
+def test_four_bit_weights_take_half_a_byte_and_a_64th_of_constants() -> None:
+    """By hand: linear layers 0.5 byte; one byte per 64 values, nested; the rest in bfloat16."""
+    linear = 4 * (int(2.5 * 1024**2) + 3 * 1024 * 4096)
+    rest = 2 * (2 * 32000 * 1024 + (4 * 2 + 1) * 1024)
+    found = estimate_of(plan_of("qlora"))
+    assert found.components["weights"] == linear // 2 + rest
+    assert found.components["quantisation constants"] == pytest.approx(linear / 64, rel=0.25)
+    plain = estimate_of(plan_of("qlora", double_quantisation=False))
+    assert plain.components["quantisation constants"] == pytest.approx(linear / 16, rel=0.02)
+
+
+@pytest.mark.parametrize("name", sorted(read_models()))
+def test_every_parameter_of_the_catalogue_is_in_the_inventory(name: str) -> None:
+    shape = load_model(name)
+    found = sum(tensor.elements * tensor.copies for tensor in parameters(describe(shape, "flash")))
+    assert found == shape.num_parameters
+
+
+def test_foreach_adamw_holds_the_roots_of_all_second_moments() -> None:
+    fused, foreach = (
+        estimate_of(plan_of("full", optimizer=name)).instants["optimizer"]
+        for name in ("adamw_torch_fused", "adamw_torch")
+    )
+    weights = estimate_of(plan_of("full")).components["weights"]
+    assert foreach - fused == pytest.approx(weights, rel=0.001)
+
+
+def test_experts_stay_unquantised() -> None:
+    config = {
+        "model_type": "olmoe",
+        "hidden_size": 2048,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "vocab_size": 50304,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+    }
+    plan = plan_of("qlora", targets="attention")
+    found = estimate_of(plan, ModelShape(config, "OLMoE-1B-7B"))
+    assert found.components["weights"] > 12 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("facts", "config", "reason"),
+    [
+        ({}, {"model_type": "mamba"}, "model_type 'mamba'"),
+        ({"attention": "flash_attention_2"}, {}, "flash_attention_2"),
+        ({"dtype": "float16"}, {}, "float16"),
+        ({"dtype": "float32"}, {}, "float32"),
+        ({"quantisation": "int8"}, {}, "int8"),
+        ({"targets": "c_attn"}, {}, "c_attn"),
+        ({"targets": ("q_proj", "c_attn")}, {}, "c_attn"),
+        ({}, {"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "dense layers"),
+        ({}, {"model_type": "falcon", "alibi": True}, "Falcon-7B"),
+    ],
+)
+def test_what_was_not_checked_is_refused(
+    facts: dict[str, Any], config: dict[str, Any], reason: str
+) -> None:
+    found = predict(plan_of(**facts), ModelShape({**SMALL.config, **config}, "made up"))
+    assert isinstance(found, Unknown)
+    assert reason in found.reason
+
+
+def test_a_gpu_without_a_flash_kernel_is_refused() -> None:
+    found = predict(plan_of(), SMALL, (7, 5))
+    assert isinstance(found, Unknown)
+    assert "7.5" in found.reason
+
+
+def test_a_configuration_without_sizes_is_refused() -> None:
+    config = {key: value for key, value in SMALL.config.items() if key != "hidden_size"}
+    found = predict(plan_of(), ModelShape(config, "made up"))
+    assert isinstance(found, Unknown)
+    assert "hidden_size" in found.reason
+
+
+def test_older_gpus_keep_a_smaller_workspace() -> None:
+    plan = plan_of()
+    hopper, ampere = (predict(plan, SMALL, capability) for capability in ((9, 0), (8, 6)))
+    assert isinstance(hopper, Estimate)
+    assert isinstance(ampere, Estimate)
+    assert hopper.components[WORKSPACE] > ampere.components[WORKSPACE]
+
+
+def test_the_smallest_caps_of_replayed_steps_are_inside_the_band() -> None:
+    """At most one in ten of the replayed steps needs more than the upper end of the band."""
+    too_low, off = [], []
+    for line in (DATA / "room_measurements.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        plan = plan_of_row({**row, "targets": "all-linear"})
+        found = estimate_of(plan, ModelShape(row["config"], "replayed"))
+        ratio = found.required_bytes / row["smallest_cap_bytes"]
+        off.append(abs(ratio - 1))
+        if ratio * (1 + found.required_band) < 1:
+            too_low.append(row["model"])
+    assert len(too_low) <= len(off) // 10
+    assert statistics.median(off) <= 0.05
+
+
+def test_three_thousand_predictions_take_two_seconds() -> None:
+    shapes = [load_model(name) for name in ("llama-3.1-8b", "qwen3-4b", "smollm2-135m")]
+    plans = [
+        plan_of(method, sequence_length=64 * length, batch_size=batch)
+        for method in ("full", "lora", "qlora")
+        for length in range(1, 85)
+        for batch in range(1, 5)
+    ]
+    start = time.process_time()
+    for shape in shapes:
+        for plan in plans[:1000]:
+            predict(plan, shape)
+    assert time.process_time() - start < 2.0
+
+
+def test_importing_it_loads_neither_torch_nor_the_network() -> None:
+    code = (
+        "import sys, cift_probe.expect.memory as m; "
+        "print([n for n in ('torch', 'numpy', 'urllib.request') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
