@@ -38,7 +38,7 @@ def main() -> int:
         print(f"{name} | {shape} | {assumed / MIB:.1f} | {measured / MIB:.1f}{mark}")
     before = torch.cuda.memory_allocated()
     one = torch.ones(64, 64, device="cuda", requires_grad=True)
-    (one @ one).sum().backward()
+    (one @ one).sum().backward()  # type: ignore[no-untyped-call]
     del one
     kept = torch.cuda.memory_allocated() - before
     capability = torch.cuda.get_device_capability()
@@ -79,7 +79,7 @@ def cases() -> Iterator[tuple[str, str, Any, tuple[Any, ...], dict[str, Any]]]:
     for tokens, hidden, words in ((2048, 4096, 128256), (4096, 2048, 128256), (8192, 1536, 151936)):
         grad = torch.randn(tokens, hidden, device="cuda", dtype=torch.bfloat16)
         ids = torch.randint(0, 1000, (tokens,), device="cuda")
-        args = (grad, ids, words, -1, False)
+        args: tuple[Any, ...] = (grad, ids, words, -1, False)
         yield (
             "embedding backward",
             f"{args[0].shape}",

@@ -103,7 +103,8 @@ def test_expandable_segments_grow_where_fixed_ones_leave_holes() -> None:
 @BOTH
 def test_books_balance_whatever_happens(make: Make, seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311 - reproducible, not a secret
-    room, live = make(None), {}
+    room = make(None)
+    live: dict[int, int] = {}
     for name in range(600):
         if live and chance.random() < 0.5:
             gone = chance.choice(list(live))

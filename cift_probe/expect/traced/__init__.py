@@ -27,7 +27,7 @@ _BAND = 0.01
 _REQUIRED_BAND = 0.04
 _PERIODS_BAND = 0.02
 _PERIODS_REQUIRED_BAND = 0.07
-_ENVIRONMENT = {
+ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -65,7 +65,7 @@ def trace(
     missing = [name for name in _PACKAGES if _version(name) is None]
     if missing:
         return Unknown(f"tier traced needs the stack itself; not installed: {', '.join(missing)}")
-    with Worker(_ENVIRONMENT) as worker:
+    with Worker(ENVIRONMENT) as worker:
         try:
             depths = [load_model(plan.model).num_hidden_layers]
             if depth == "periods":

@@ -176,7 +176,8 @@ def _describe(torch: Any, gpu: FakeGpu) -> None:
         setattr(torch.cuda, name, lambda *_, _value=value, **__: _value)
     torch.cuda.device = _NoGuard
     # a build with CUDA would start it before the first fake tensor
-    import_module("torch._subclasses.fake_tensor").init_gpu_context = lambda _device: None
+    module: Any = import_module("torch._subclasses.fake_tensor")
+    module.init_gpu_context = lambda _device: None
     torch.cuda.amp.common.amp_definitely_not_available = lambda: False
 
 

@@ -1,0 +1,109 @@
+"""Trace a grid of plans with the installed stack: what the formula tier is held against.
+
+    python scripts/trace_grid.py [tests/data/traced_steps.jsonl] [--num NUMBER] [--part 0/1]
+
+Appends one line per plan and skips plans that are there. Remake the file when the stack moves:
+delete it and run this again (some 10 s a plan). The draw is reproducible; every second plan is
+held out: `half` is "build" for those that the formula may be looked at with while it is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from cift_probe.expect import traced
+from cift_probe.models import ModelError, read_models
+from cift_probe.plan import Plan, PlanError, check_plan
+from cift_probe.worker import Worker, WorkerFaultError
+
+SEED = 20261201
+LAYERS = (2, 4, 6, 8, 12)  # of the pattern's whole periods where a model has one
+ROOT = Path(__file__).resolve().parent.parent
+DEADLINE_S = 600.0
+
+
+def draw(count: int) -> Iterator[tuple[Plan, int]]:
+    """Yield plans and numbers of layers: every model, method and stack in turn, the rest by lot."""
+    chance = random.Random(SEED)  # noqa: S311 - a reproducible grid, not a secret
+    models = [name for name in sorted(read_models()) if "distill" not in name]
+    chance.shuffle(models)
+    made = 0
+    while made < count:
+        model = models[made % len(models)]
+        method = ("qlora", "lora", "full")[made % 3]
+        stack = ("trl", "raw", "trl", "transformers", "raw")[made % 5]
+        plan = Plan(
+            name=f"grid-{made}",
+            model=model,
+            method=method,  # type: ignore[arg-type]  # one of the three above
+            stack=stack,  # type: ignore[arg-type]  # as above
+            quantisation="nf4" if method == "qlora" else "none",
+            sequence_length=chance.choice((512, 1024, 2048, 4096)),
+            batch_size=chance.choice((1, 1, 2, 4)),
+            rank=chance.choice((8, 16, 64)),
+            targets=chance.choice(("all-linear", "all-linear", "attention")),
+            optimizer=chance.choice(("adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit", "sgd")),
+            gradient_checkpointing=chance.random() < 0.7,  # noqa: PLR2004 - most people's choice
+            gradient_accumulation=chance.choice((1, 1, 2)),
+        )
+        layers = min(chance.choice(LAYERS), read_models()[model].num_hidden_layers)
+        try:
+            check_plan(plan)
+        except (PlanError, ModelError):
+            plan = msgspec.structs.replace(plan, sequence_length=512)
+        yield plan, layers
+        made += 1
+
+
+def main(arguments: list[str]) -> int:
+    """Fill in the lines that are not there yet."""
+    parser = argparse.ArgumentParser()
+    default = ROOT / "tests" / "data" / "traced_steps.jsonl"
+    parser.add_argument("file", type=Path, nargs="?", default=default)
+    parser.add_argument("--num", type=int, default=120)
+    parser.add_argument("--part", default="0/1", help="of several processes side by side: 0/2")
+    options = parser.parse_args(arguments)
+    part, num_parts = map(int, options.part.split("/"))
+    lines = options.file.read_text().splitlines() if options.file.exists() else []
+    done = {json.loads(line)["plan"]["name"] for line in lines}
+    with Worker(traced.ENVIRONMENT) as worker:
+        for index, (plan, layers) in enumerate(draw(options.num)):
+            if plan.name in done or index % num_parts != part:
+                continue
+            half = "build" if index % 2 == 0 else "score"
+            row = {"half": half, "num_layers": layers, "plan": msgspec.to_builtins(plan)}
+            row |= trace(worker, plan, layers)
+            with options.file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+            print(plan.name, plan.model, plan.method, plan.stack, row.get("fault", "traced"))
+            worker.retire("every plan is traced in a process of its own")
+    return 0
+
+
+def trace(worker: Worker, plan: Plan, layers: int) -> dict[str, Any]:
+    """Return instants, reserved bytes and smallest caps of one plan, or the fault."""
+    request = {"plan": msgspec.to_builtins(plan), "num_layers": layers, "capability": (9, 0)}
+    try:
+        seen = worker.call("cift_probe.expect.traced.child:run", request, DEADLINE_S)
+    except WorkerFaultError as fault:
+        return {"fault": fault.detail[:400]}
+    names = ("instants", "instant", "reserved", "required", "expandable", "num_events")
+    largest = max(item[-1] for item in seen["holds"])
+    return {name: seen[name] for name in names} | {
+        "largest": largest,
+        "stack": traced.stack_versions(),
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
