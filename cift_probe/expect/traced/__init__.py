@@ -20,7 +20,7 @@ from cift_probe.plan import Plan
 from cift_probe.stack import extrapolate
 from cift_probe.worker import Worker, WorkerFaultError
 
-_TARGET = "cift_probe.expect.traced.child:run"
+_CHILD = "cift_probe.expect.traced.child"
 _DEADLINE_S = 600.0
 # what `benchmarks/memory_table.py` found against an H200, with room for what it did not run
 _BAND = 0.01
@@ -48,6 +48,7 @@ class Traced(msgspec.Struct, frozen=True):
     components: dict[str, int]
     holds: list[Holding]
     num_events: int
+    import_s: float
     seconds: float
 
 
@@ -57,35 +58,37 @@ def trace(
     capability: tuple[int, int] = (9, 0),
     depth: Literal["full", "periods"] = "full",
     on_progress: Callable[[str], None] = lambda _text: None,
+    on_import: Callable[[float], None] = lambda _seconds: None,
 ) -> Estimate | Unknown:
     """Return the memory of a plan's step as the installed stack would take it, or why not.
+
+    `on_import` is told the seconds that each child needed to import the stack.
 
     "full" traces every decoder layer; "periods" two slices, and extrapolates each instant.
     """
     missing = [name for name in _PACKAGES if _version(name) is None]
     if missing:
         return Unknown(f"tier traced needs the stack itself; not installed: {', '.join(missing)}")
+    target = f"{_CHILD}:run" if depth == "full" else f"{_CHILD}:run_periods"
+    full_depth = load_model(plan.model).num_hidden_layers
+    request = {
+        "plan": msgspec.to_builtins(plan),
+        "num_layers": full_depth,
+        "capability": capability,
+    }
+    on_progress(f"tracing {full_depth} layers" if depth == "full" else "tracing whole periods")
     with Worker(ENVIRONMENT) as worker:
         try:
-            depths = [load_model(plan.model).num_hidden_layers]
-            if depth == "periods":
-                depths = worker.call(_TARGET.replace(":run", ":depths"), plan.model, _DEADLINE_S)
-            seen = {}
-            for layers in depths[:-1] or depths:
-                on_progress(f"tracing {layers} of {depths[-1]} layers")
-                request = {
-                    "plan": msgspec.to_builtins(plan),
-                    "num_layers": layers,
-                    "capability": capability,
-                }
-                answer = worker.call(_TARGET, request, _DEADLINE_S)
-                seen[layers] = msgspec.convert(answer, Traced)
-                worker.retire("every depth is traced in a process of its own")
+            answer = worker.call(target, request, _DEADLINE_S, on_progress=on_progress)
         except WorkerFaultError as fault:
             return Unknown(f"tier traced: {fault.detail}")
     if depth == "full":
-        return _whole(next(iter(seen.values())))
-    return _extrapolated(seen, depths[-1])
+        whole = msgspec.convert(answer, Traced)
+        on_import(whole.import_s)
+        return _whole(whole)
+    slices = msgspec.convert(answer[1], dict[int, Traced], strict=False)  # JSON's keys are text
+    on_import(sum(item.import_s for item in slices.values()))
+    return _extrapolated(slices, full_depth)
 
 
 def _whole(traced: Traced) -> Estimate:

@@ -14,6 +14,7 @@ import msgspec
 
 from cift_probe.expect.traced.fake_device import FakeGpu, install
 from cift_probe.plan import Plan
+from cift_probe.worker import progress
 
 _NUM_HOLDINGS = 40  # tensors that are listed one by one
 _NUM_PERIODS = (2, 4)
@@ -31,38 +32,63 @@ class Request(msgspec.Struct, frozen=True):
 def run(payload: Any) -> Any:
     """Trace one depth of a plan; takes and returns JSON values."""
     request = msgspec.convert(payload, Request)
-    started = time.perf_counter()
-    plan = msgspec.convert(request.plan, Plan)
-    recorder = trace(plan, request.num_layers, FakeGpu(capability=request.capability))
-    return summary(recorder, time.perf_counter() - started)
+    import_s = prepare(FakeGpu(capability=request.capability))
+    return _answer(request, request.num_layers, import_s)
 
 
-def depths(model: Any) -> Any:
-    """Return the depths of the slices that are traced, and at the end the model's own."""
+def run_periods(payload: Any) -> Any:
+    """Trace two slices of whole periods; returns [full depth, {depth: answer}]."""
     from cift_probe.models import load_model
     from cift_probe.stack.pattern import depths_of, read_period
 
-    shape = load_model(model)
-    full = shape.num_hidden_layers
-    slices = depths_of(full, *read_period(shape), _NUM_PERIODS)
-    return [*slices, full] if full not in slices else slices
+    request = msgspec.convert(payload, Request)
+    import_s = prepare(FakeGpu(capability=request.capability))
+    shape = load_model(request.plan["model"])
+    full_depth = shape.num_hidden_layers
+    seen = {}
+    for depth in depths_of(full_depth, *read_period(shape), _NUM_PERIODS):
+        seen[depth] = _answer(request, depth, import_s)
+        import_s = 0.0
+        progress(f"{depth} of {full_depth} layers traced")
+    return [full_depth, seen]
+
+
+def _answer(request: Request, num_layers: int, import_s: float) -> dict[str, Any]:
+    started = time.perf_counter()
+    gpu = FakeGpu(capability=request.capability)
+    told = summary(trace(msgspec.convert(request.plan, Plan), num_layers, gpu))
+    return told | {"import_s": import_s, "seconds": time.perf_counter() - started}
+
+
+def prepare(gpu: FakeGpu) -> float:
+    """Import the stack, then pretend that there is a device; return the seconds of the imports.
+
+    In this order, since bitsandbytes looks for a device when it is imported.
+    """
+    started = time.perf_counter()
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # fake tensors are known to one thread only
+    warnings.simplefilter("ignore")
+    from cift_probe.expect.traced import patches, stand_ins
+    from cift_probe.stack import trl_stack
+
+    del stand_ins  # imported for what it imports
+    trl_stack.keep_offline()
+    patches.import_stack()
+    seconds = time.perf_counter() - started
+    install(gpu)
+    patches.install()
+    return seconds
 
 
 def trace(plan: Plan, num_layers: int, gpu: FakeGpu) -> Any:
     """Return the recorder of two steps of the plan with `num_layers` layers."""
-    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # fake tensors are known to one thread only
-    warnings.simplefilter("ignore")
-    # bitsandbytes chooses its libraries when it is imported: before there seems to be a device
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     from cift_probe.expect.traced import patches, stand_ins
     from cift_probe.expect.traced.recorder import Recorder
-    from cift_probe.stack import slices, trl_stack
+    from cift_probe.stack import slices
     from cift_probe.stack.instants import Marks
     from cift_probe.stack.step import prepare_step
-
-    trl_stack.keep_offline()
-    patches.import_stack()
-    install(gpu)
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
     facts = facts_of(plan)
     stand_ins.use_facts(facts, gpu.capability)
@@ -77,7 +103,7 @@ def trace(plan: Plan, num_layers: int, gpu: FakeGpu) -> Any:
         recorder,
         tempfile.TemporaryDirectory() as folder,
     ):
-        patches.apply(facts, packed=plan.packing)
+        patches.state(facts, packed=plan.packing)
         model = slices.build_slice(plan, num_layers, "cuda:0")
         gc.collect()
         recorder.loaded()
@@ -106,7 +132,7 @@ def facts_of(plan: Plan) -> Any:
     return Facts(tuple(lengths), full)
 
 
-def summary(recorder: Any, seconds: float) -> dict[str, Any]:
+def summary(recorder: Any) -> dict[str, Any]:
     """Return what the events say: bytes by instant, smallest caps, what holds the peak."""
     from cift_probe.expect.traced import holdings
     from cift_probe.expect.traced.allocator import ExpandableAllocator, replay, smallest_cap
@@ -125,5 +151,4 @@ def summary(recorder: Any, seconds: float) -> dict[str, Any]:
         "components": holdings.components(events, operations, held),
         "holds": [(*recorder.origins[name], size) for name, size in largest],
         "num_events": len(events),
-        "seconds": seconds,
     }

@@ -21,12 +21,21 @@ _MAX_FLASH_HEAD = 256  # sdp_utils.cpp, check_head_dim_size_flash
 _LIBRARY: list[Any] = []
 
 
-def apply(facts: Facts, *, packed: bool) -> None:
-    """Patch torch, transformers, bitsandbytes and TRL in this process."""
+def install() -> None:
+    """Patch torch, bitsandbytes and TRL in this process, once."""
     _patch_torch()
-    _patch_masks(facts, packed=packed)
     _patch_bitsandbytes()
     _patch_trl()
+
+
+def state(facts: Facts, *, packed: bool) -> None:
+    """State the plan's data to transformers, and make what the fake tensors' mode must own."""
+    _patch_masks(facts, packed=packed)
+    with suppress(ImportError):
+        import bitsandbytes.functional
+
+        table = torch.empty(256, device="cuda", dtype=torch.float32)
+        bitsandbytes.functional.name2qmap["dynamic"] = table
 
 
 def import_stack() -> None:
@@ -156,7 +165,6 @@ def _patch_bitsandbytes() -> None:
         from bitsandbytes.nn import Int8Params, Params4bit
     except ImportError:
         return
-    functional.name2qmap["dynamic"] = torch.empty(256, device="cuda", dtype=torch.float32)
     functional.get_paged = _paged
     functional.fill = functional.prefetch_tensor = lambda *_, **__: None
     Params4bit.__new__ = _plain(
