@@ -64,7 +64,18 @@ def _patch_torch() -> None:
         library.impl(name, _never, "CUDA")
     _LIBRARY.append(library)
     torch.nn.functional.scaled_dot_product_attention = _attention
+    FakeTensor.__getitem__ = _getitem  # type: ignore[method-assign]
     torch.nn.Module._apply = _apply  # type: ignore[method-assign]  # noqa: SLF001
+
+
+def _getitem(self: Any, index: Any) -> Any:
+    """Index by lists through the mode; torch's C++ would put a list on the device by itself."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(part, list) for part in parts):
+        index = tuple(
+            torch.tensor(part).to(self.device) if isinstance(part, list) else part for part in parts
+        )
+    return torch.Tensor.__getitem__(self, index)
 
 
 def _never(*_: Any, **__: Any) -> Any:
