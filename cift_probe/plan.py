@@ -41,6 +41,7 @@ OPTIMIZERS = (
     "sgd",
 )
 _QUANTISED = ("nf4", "fp4", "int8")
+REFERENCE_PLAN = "smollm2-135m-qlora"  # small enough for every device; every session runs it
 
 
 class PlanError(ValueError):

@@ -27,10 +27,15 @@ from control_runner import ControlError, read_control, run_control  # noqa: E402
 from cift_probe.verdict.catalogue import Catalogue, load  # noqa: E402 - needs the path
 
 ONE_SIDED = frozenset({"is_true", "is_false", "is_empty", "is_present"})
-TWO_SIDED = frozenset({"at_most", "at_least", "equals", "is_in", "overlaps", "same_major"})
+TWO_SIDED = frozenset(
+    {"agrees", "at_most", "at_least", "equals", "is_in", "overlaps", "same_major"}
+)
+JOINED = frozenset({"all_of", "any_of"})
 OPPOSITE = {"at_most": "at_least", "at_least": "at_most"}
-# Appended to a mutated file: turns PASS into FAIL and FAIL into PASS, and nothing else.
+# Appended to a mutated file: the names that a mutant may call, and what turns PASS into FAIL and
+# FAIL into PASS, and nothing else.
 TURNED = """
+from cift_probe.verdict import all_of, any_of, at_least, at_most
 
 def turned(finding: object) -> object:
     import msgspec
@@ -93,7 +98,7 @@ def _function(tree: ast.AST, name: str) -> ast.FunctionDef:
 
 
 def _relations(function: ast.FunctionDef) -> Iterator[ast.Call]:
-    names = ONE_SIDED | TWO_SIDED | {"all_of"}
+    names = ONE_SIDED | TWO_SIDED | JOINED
     for node in ast.walk(function):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
             yield node
@@ -106,7 +111,9 @@ def _faults(call: ast.Call) -> Iterator[tuple[str, Callable[[Any], object]]]:
         yield "sides swapped", _swap
     if name in OPPOSITE:
         yield "opposite relation", _oppose
-    if name == "all_of" and len(call.args) > 1:
+    if name in JOINED:
+        yield "joined otherwise", _join_otherwise
+    if name in JOINED and len(call.args) > 1:
         for part in range(len(call.args)):
             yield f"part {part + 1} left out", partial(_leave_out, part)
 
@@ -117,6 +124,11 @@ def _swap(node: ast.Call) -> None:
 
 def _oppose(node: ast.Call) -> None:
     node.func = ast.Name(id=OPPOSITE[ast.unparse(node.func)], ctx=ast.Load())
+
+
+def _join_otherwise(node: ast.Call) -> None:
+    other = {"all_of": "any_of", "any_of": "all_of"}
+    node.func = ast.Name(id=other[ast.unparse(node.func)], ctx=ast.Load())
 
 
 def _leave_out(part: int, node: ast.Call) -> None:

@@ -21,6 +21,7 @@ from cift_probe.verdict.court import Court
 from cift_probe.verdict.finding import Finding, Outcome
 
 ORDERED = ("at most", "at least")
+BANDED = "within the band of"
 
 
 class ControlError(AssertionError):
@@ -146,10 +147,15 @@ def _complete(check_id: str, control: Control, *, on_the_limit: bool) -> None:
 def _is_on_the_limit(finding: Finding) -> bool:
     """Tell whether a part of the comparison sits on its limit; unordered ones have none."""
     parts = finding.parts or (finding,)
-    ordered = [part for part in parts if part.relation in ORDERED]
-    return not ordered or any(
-        isinstance(part.found, Known)
-        and isinstance(part.limit, Known)
-        and part.found.value == part.limit.value
-        for part in ordered
-    )
+    ordered = [part for part in parts if part.relation in (*ORDERED, BANDED)]
+    return not ordered or any(map(_sits_on_its_limit, ordered))
+
+
+def _sits_on_its_limit(part: Finding) -> bool:
+    found, limit = part.found, part.limit
+    if not isinstance(found, Known) or not isinstance(limit, Known):
+        return False
+    if part.relation == BANDED:
+        ends = (limit.lower, limit.upper)  # a count of bytes is the last whole one inside
+        return limit.band > 0 and any(abs(found.value - end) < 1 for end in ends)
+    return bool(found.value == limit.value)

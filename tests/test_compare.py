@@ -9,8 +9,11 @@ import pytest
 
 from cift_probe.evidence import Known, Ledger, Reading, Scope, UnitMismatchError, Unknown, absent
 from cift_probe.verdict import (
+    Finding,
     Outcome,
+    agrees,
     all_of,
+    any_of,
     at_least,
     at_most,
     equals,
@@ -26,7 +29,7 @@ from cift_probe.verdict import (
 
 ONE, TWO = Known(1, "1"), Known(2, "1")
 MISSING, NONE = Unknown("no permission"), absent("not on this card")
-TWO_SIDED = (at_most, at_least, equals, is_in, overlaps, same_major)
+TWO_SIDED = (agrees, at_most, at_least, equals, is_in, overlaps, same_major)
 
 
 @pytest.mark.parametrize("side", [ONE, MISSING])
@@ -61,13 +64,13 @@ def test_absence_fails_presence_alone() -> None:
     assert is_present(ONE).outcome is Outcome.PASS
 
 
-@pytest.mark.parametrize("relation", [at_most, at_least, equals])
+@pytest.mark.parametrize("relation", [agrees, at_most, at_least, equals])
 def test_units_are_never_mixed(relation: Any) -> None:
     with pytest.raises(UnitMismatchError):
         relation(Known(1, "B"), Known(1, "s"))
 
 
-@pytest.mark.parametrize("relation", [at_most, at_least])
+@pytest.mark.parametrize("relation", [agrees, at_most, at_least])
 @pytest.mark.parametrize("value", ["nan", float("nan")])
 def test_not_a_number_holds_nothing(relation: Any, value: Any) -> None:
     assert relation(Known(value, "1"), ONE).outcome is Outcome.FAIL
@@ -77,6 +80,46 @@ def test_a_band_counts_at_its_worse_end() -> None:
     assert at_most(Known(100, "B", band=0.01), Known(100, "B")).outcome is Outcome.FAIL
     assert at_most(Known(99, "B", band=0.01), Known(100, "B")).outcome is Outcome.PASS
     assert at_least(Known(100, "B", band=0.01), Known(100, "B")).outcome is Outcome.FAIL
+
+
+@pytest.mark.parametrize(
+    ("found", "outcome"),
+    [
+        (Known(105, "B"), Outcome.PASS),
+        (Known(95, "B"), Outcome.PASS),
+        (Known(106, "B"), Outcome.FAIL),
+        (Known(94, "B"), Outcome.FAIL),
+        (Known(104, "B", band=0.01), Outcome.FAIL),
+        (Known(96, "B", band=0.02), Outcome.FAIL),
+        (Known(102, "B", band=0.02), Outcome.PASS),
+        (Known("inf", "B"), Outcome.FAIL),
+        (Known("-inf", "B"), Outcome.FAIL),
+    ],
+)
+def test_what_agrees_is_within_the_band_of_the_prediction(found: Known, outcome: Outcome) -> None:
+    assert agrees(found, Known(100, "B", band=0.05)).outcome is outcome
+
+
+def test_a_prediction_without_a_band_is_met_exactly_or_not_at_all() -> None:
+    assert agrees(Known(100, "B"), Known(100, "B")).outcome is Outcome.PASS
+    assert agrees(Known(101, "B"), Known(100, "B")).outcome is Outcome.FAIL
+    assert agrees(Known(0, "B"), Known(0, "B", band=0.1)).outcome is Outcome.PASS
+    assert agrees(Known(1, "B"), Known(0, "B", band=0.1)).outcome is Outcome.FAIL
+
+
+def test_a_prediction_that_is_not_a_number_is_met_by_nothing() -> None:
+    assert agrees(Known(1, "B"), Known("nan", "B", band=0.1)).outcome is Outcome.FAIL
+    assert agrees(Known("nan", "B"), Known("nan", "B", band=0.1)).outcome is Outcome.FAIL
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [(112 << 20, "12.00 MiB (12.00%) above it"), (99 << 20, "1.00 MiB (1.00%) below it")],
+)
+def test_how_far_a_value_is_from_its_prediction_is_told(found: int, words: str) -> None:
+    finding = agrees(Known(found, "B"), Known(100 << 20, "B", band=0.02))
+    assert finding.reason.endswith(words)
+    assert "100.00 MiB ± 2.0%" in finding.reason
 
 
 @pytest.mark.parametrize(
@@ -110,6 +153,20 @@ def test_the_worst_part_decides_and_all_parts_are_kept() -> None:
     assert all_of(good, bad).parts == (good, bad)
     with pytest.raises(ValueError, match="at least one"):
         all_of()
+
+
+def test_one_part_is_enough_and_all_parts_are_kept() -> None:
+    good, bad = at_most(ONE, TWO), at_most(TWO, ONE)
+    unknown, nothing = at_most(MISSING, ONE), at_most(NONE, ONE)
+    assert any_of(bad, good, unknown).outcome is Outcome.PASS
+    assert any_of(bad, unknown).outcome is Outcome.UNKNOWN
+    assert any_of(nothing, bad).outcome is Outcome.FAIL
+    assert any_of(nothing, nothing).outcome is Outcome.NOT_APPLICABLE
+    assert any_of(bad, good).parts == (bad, good)
+    broken = Finding(Outcome.ERROR, reason="broke")
+    assert any_of(good, broken).outcome is Outcome.ERROR
+    with pytest.raises(ValueError, match="at least one"):
+        any_of()
 
 
 def test_only_what_is_present_is_judged() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from datetime import date
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
 from cift_probe import expect
 from cift_probe.evidence import Evidence, Known, Ledger, Scope, Unknown, absent
+from cift_probe.expect import predicted
 from cift_probe.expect.compat import RULES
 from cift_probe.expect.limits import read_limits
+from cift_probe.models import ModelShape
 from cift_probe.plan import Budget, Plan
 
 
@@ -79,9 +83,143 @@ def test_a_budget_is_expected_of_its_plan_alone() -> None:
     name = "plan.budget.peak_allocated"
     found = expect.produce(name, Scope("gpu0", "p"), ledger, plans)
     assert found == {f"{name}[p]": Known(5, "B", "[budget] of the plan p")}
+    host = Plan(name="h", model="qwen3-8b", budget=Budget(host_ram=7))
+    [ram] = expect.produce("plan.budget.host_ram", Scope("gpu0", "h"), ledger, {"h": host}).values()
+    assert ram == Known(7, "B", "[budget] of the plan h")
     none = expect.produce("plan.budget.step_s", Scope("gpu0", "p"), ledger, plans)
     assert [item.absent for item in none.values() if isinstance(item, Known)] != [""]
     assert expect.produce(name, Scope("gpu0", "other"), ledger, plans) == {}
+
+
+GIB = 1 << 30
+CAPABILITY = Known("9.0", "capability")
+PREDICTED = ("peak", "required", "weights", "optimizer_state")
+
+
+class Estimate:
+    """What the formula answers, as far as it is read."""
+
+    peak_allocated_bytes, band = 5 * GIB, 0.05
+    required_bytes, required_band = 6 * GIB, 0.07
+    components: ClassVar = {
+        "weights": 4 * GIB,
+        "quantisation constants": 7,
+        "optimizer state": 100,
+        "logits and loss": 9,
+    }
+    stack = "trl (1.16)"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, int]]]:
+    """Let the formula answer at once, and note what it was asked."""
+    questions: list[tuple[str, tuple[int, int]]] = []
+
+    def predict(plan: Plan, shape: ModelShape, capability: tuple[int, int]) -> type[Estimate]:
+        assert shape.num_hidden_layers > 0
+        questions.append((plan.name, capability))
+        return Estimate
+
+    formula = SimpleNamespace(predict=predict)
+    monkeypatch.setattr(predicted, "import_module", lambda _name: formula)
+    return questions
+
+
+def expected_of(field: str, *, plan: str = "", capability: Evidence = CAPABILITY) -> Evidence:
+    """Return what is predicted of a plan "p", or of the reference plan, on gpu0."""
+    ledger = Ledger("facts")
+    ledger.enter("device.capability[gpu0]", capability)
+    plans = {"p": Plan(name="p", model="qwen3-8b", sequence_length=1000, batch_size=3)}
+    name = ("plan" if plan else "reference") + f".predicted.{field}"
+    [(key, found)] = expect.produce(name, Scope("gpu0", plan), ledger, plans).items()
+    assert key == f"{name}[gpu0,{plan}]" if plan else key == f"{name}[gpu0]"
+    return found
+
+
+def test_a_prediction_carries_the_band_that_it_vouches_for(
+    asked: list[tuple[str, tuple[int, int]]],
+) -> None:
+    source = "formula for trl (1.16)"
+    assert expected_of("peak", plan="p") == Known(5 * GIB, "B", source, 0.05)
+    assert expected_of("required", plan="p") == Known(6 * GIB, "B", source, 0.07)
+    assert expected_of("weights", plan="p") == Known(4 * GIB + 7, "B", source, 0.01)
+    assert expected_of("optimizer_state", plan="p") == Known(100, "B", source, 0.02)
+    assert asked == [("p", (9, 0))] * 4
+
+
+@pytest.mark.usefixtures("asked")
+def test_what_the_formula_does_not_tell_is_unknown() -> None:
+    found = expected_of("colour", plan="p")
+    assert isinstance(found, Unknown)
+    assert "nothing of colour" in found.reason
+
+
+def test_the_reference_plan_is_asked_about_without_a_plan(
+    asked: list[tuple[str, tuple[int, int]]],
+) -> None:
+    assert isinstance(expected_of("peak", capability=Known("12.1", "capability")), Known)
+    assert asked == [("smollm2-135m-qlora", (12, 1))]
+
+
+@pytest.mark.parametrize("missing", [Unknown("no NVML"), absent("no CUDA")])
+@pytest.mark.parametrize("field", PREDICTED)
+@pytest.mark.usefixtures("asked")
+def test_without_a_capability_nothing_is_predicted(field: str, missing: Evidence) -> None:
+    assert expected_of(field, capability=missing) == missing
+
+
+@pytest.mark.parametrize("field", PREDICTED)
+def test_without_a_formula_nothing_is_predicted(
+    monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    monkeypatch.setattr(predicted, "_FORMULA", "cift_probe.expect.no_such_formula")
+    found = expected_of(field)
+    assert isinstance(found, Unknown)
+    assert found.reason == "this version has no formula for memory"
+
+
+def test_a_formula_that_cannot_be_imported_for_another_reason_is_a_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(_name: str) -> None:
+        raise ModuleNotFoundError(name="something_else")
+
+    monkeypatch.setattr(predicted, "import_module", broken)
+    with pytest.raises(ModuleNotFoundError):
+        expected_of("peak")
+
+
+def test_a_formula_that_gives_no_number_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    none = SimpleNamespace(predict=lambda *_: Unknown("not checked for this architecture"))
+    monkeypatch.setattr(predicted, "import_module", lambda _name: none)
+    assert expected_of("weights", plan="p") == Unknown("not checked for this architecture")
+
+
+def test_logits_are_counted_as_computed_and_as_float32() -> None:
+    found = expected_of("logits", plan="p")
+    assert isinstance(found, Known)
+    assert found.value == 3 * 1000 * (151_936 + 4096) * 6
+    assert "batch 3 x sequence 1000" in found.source
+    single = predicted.expect_logits(Plan(name="q", model="qwen3-8b", dtype="float32"))
+    assert isinstance(single, Known)
+    assert single.value == 2048 * (151_936 + 4096) * 8
+
+
+def test_logits_of_a_model_that_cannot_be_read_are_unknown() -> None:
+    found = predicted.expect_logits(Plan(name="q", model="no-such-model"))
+    assert isinstance(found, Unknown)
+    assert "no-such-model" in found.reason
+
+
+def test_a_prediction_for_a_plan_that_was_not_asked_is_no_other_plans() -> None:
+    ledger = Ledger("facts")
+    assert expect.produce("plan.predicted.peak", Scope("gpu0", "other"), ledger, {}) == {}
+
+
+def test_a_row_may_carry_a_band() -> None:
+    found = expect.produce("paged.state", Scope("gpu0"), Ledger("facts"), {})["paged.state"]
+    assert isinstance(found, Known)
+    assert (found.value, found.band) == (2 * 4 * 2**25, 0.05)
 
 
 def test_every_limit_says_where_it_comes_from() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cift_probe.measure.extrapolate import DepthError, at_depth, line, peak, verified
+from cift_probe.stack.extrapolate import DepthError, at_depth, line, peak, verified
 
 # DESIGN, measured on an H200 with TRL: a full fine-tuning of a 1B points to 9,267 MiB at 16
 # layers when the maxima of 4 and 8 are extrapolated; the truth is 10,049. The instants below

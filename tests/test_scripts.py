@@ -8,6 +8,7 @@ from pathlib import Path
 import build_stack
 import mutate_checks
 import pytest
+from control_runner import ControlError, read_control, run_control
 from suite_runner import ROOT, run
 
 from cift_probe.verdict.catalogue import load
@@ -28,6 +29,29 @@ def test_the_mutation_script_reports_a_survivor(
     monkeypatch.setattr(mutate_checks, "survives", lambda _check, _source: True)
     assert mutate_checks.main(["GPU001"]) == 1
     assert "survived: GPU001: turned around" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("check_id", "fault"),
+    [
+        ("MEM009", "joined otherwise"),
+        ("MEM016", "joined otherwise"),
+        ("MEM006", "sides swapped"),
+        ("MEM003", "opposite relation"),
+    ],
+)
+def test_a_mutant_is_broken_in_what_it_compares_and_not_in_its_names(
+    tmp_path: Path, check_id: str, fault: str
+) -> None:
+    tried = mutate_checks.mutants(CATALOGUE, check_id)
+    source = next(source for description, source in tried if description.startswith(fault))
+    path = tmp_path / "mutant" / "test_mutant.py"
+    path.parent.mkdir()
+    path.write_text(source)
+    control = read_control(ROOT / "tests" / "controls" / f"{check_id}.toml")
+    with pytest.raises(ControlError) as caught:
+        run_control(load(tmp_path, complete=False), check_id, control)
+    assert "NameError" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

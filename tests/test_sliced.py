@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 
 from cift_probe.evidence import Evidence, Known, Ledger, Scope, Unknown, absent
 from cift_probe.expect.limits import read_limits
-from cift_probe.measure import instants, sliced
+from cift_probe.measure import sliced, watch
 from cift_probe.measure.declare import Task
 from cift_probe.measure.inside import Result
 from cift_probe.measure.sliced import Slice
@@ -21,6 +22,7 @@ from cift_probe.verdict.answer import Answer, Verdict, answer_plan
 GIB = 1 << 30
 MIB = 1 << 20
 DEPTH = 32
+DEPTHS = sliced.NUM_PERIODS  # every layer of this model is like the others
 PLAN = Plan(name="an-8b", model="llama-3.1-8b", sequence_length=1024)
 GPU = Task("gpu0", msgspec.to_builtins(PLAN))
 
@@ -34,12 +36,14 @@ def a_slice(depth: int, **changed: Any) -> Slice:
         "step_s": 0.010 + 0.005 * depth,
         "spread_s": 0.0,
         "busy_s": 0.0095 + 0.00475 * depth,  # 95 % of the step
+        "unquantised": 0.0,
+        "linear": float(depth * 80 * MIB),
     }
     return Slice(**(fields | changed))
 
 
 def slices(**changed: Any) -> dict[int, Slice]:
-    return {depth: a_slice(depth, **changed) for depth in sliced.DEPTHS}
+    return {depth: a_slice(depth, **changed) for depth in DEPTHS}
 
 
 def known(evidence: Evidence) -> Known:
@@ -49,7 +53,7 @@ def known(evidence: Evidence) -> Known:
 
 def test_every_value_is_carried_to_full_depth() -> None:
     seen = sliced.evidence_of(slices(), DEPTH)
-    assert set(seen) == set(sliced.PRODUCES)
+    assert set(seen) == set(sliced.PRODUCES) - {"step.host_ram"}  # the whole instrument's
     assert known(seen["step.peak"]).value == GIB + DEPTH * 100 * MIB
     assert known(seen["step.peak.instant"]).value == "loss"
     assert known(seen["step.peak.instants"]).value == {
@@ -73,7 +77,7 @@ def test_the_band_of_a_straight_peak_is_what_the_tier_vouches_for() -> None:
 def test_an_instant_that_leads_only_at_full_depth_sets_the_peak() -> None:
     taken = {
         depth: a_slice(depth, instants={"loss": 2.0 * GIB, "optimizer": float(depth * 100 * MIB)})
-        for depth in sliced.DEPTHS
+        for depth in DEPTHS
     }
     seen = sliced.evidence_of(taken, DEPTH)
     assert known(seen["step.peak.instant"]).value == "optimizer"
@@ -106,7 +110,7 @@ def test_bent_slices_exceed_the_limit_and_widen_the_band() -> None:
 def test_memory_held_in_every_slice_raises_the_peak() -> None:
     held = {
         depth: a_slice(depth, instants={"loss": a_slice(depth).instants["loss"] + depth * 64 * MIB})
-        for depth in sliced.DEPTHS
+        for depth in DEPTHS
     }
     plain = known(sliced.evidence_of(slices(), DEPTH)["step.peak"]).value
     assert known(sliced.evidence_of(held, DEPTH)["step.peak"]).value == plain + DEPTH * 64 * MIB
@@ -126,6 +130,24 @@ def test_the_requirement_is_never_below_the_peak_and_an_overhead(reserved: int) 
     assert known(seen["step.required"]).value == peak + overhead >= peak
 
 
+def test_the_share_that_quantisation_missed_is_that_of_the_full_depth() -> None:
+    taken = {
+        # the first layer is dense and packed, all others are experts that were passed over
+        depth: a_slice(
+            depth, unquantised=float((depth - 1) * 90 * MIB), linear=float(depth * 90 * MIB)
+        )
+        for depth in DEPTHS
+    }
+    seen = known(sliced.evidence_of(taken, DEPTH)["step.unquantised.share"])
+    assert (seen.value, seen.unit) == (pytest.approx(31 / 32), "1")
+    assert known(sliced.evidence_of(slices(), DEPTH)["step.unquantised.share"]).value == 0.0
+
+
+def test_layers_without_linear_weights_have_no_share() -> None:
+    seen = sliced.evidence_of(slices(linear=0.0), DEPTH)["step.unquantised.share"]
+    assert isinstance(seen, Unknown)
+
+
 # ---- time ----
 
 
@@ -135,7 +157,7 @@ def test_a_busy_device_has_the_narrow_band_and_no_note() -> None:
 
 
 def test_a_device_that_waits_for_the_cpu_has_the_wide_band_and_says_so() -> None:
-    waiting = {depth: a_slice(depth, busy_s=0.001 * depth) for depth in sliced.DEPTHS}
+    waiting = {depth: a_slice(depth, busy_s=0.001 * depth) for depth in DEPTHS}
     seconds, band, busy = sliced.step_time(waiting, DEPTH)
     assert (band, busy) == pytest.approx((0.7, 0.032 / 0.17))
     told = known(sliced.evidence_of(waiting, DEPTH)["step.seconds"])
@@ -145,12 +167,12 @@ def test_a_device_that_waits_for_the_cpu_has_the_wide_band_and_says_so() -> None
 
 @pytest.mark.parametrize(("share", "band"), [(0.901, 0.07), (0.899, 0.7)])
 def test_nine_tenths_divide_busy_from_waiting(share: float, band: float) -> None:
-    timed = {d: a_slice(d, busy_s=share * a_slice(d).step_s) for d in sliced.DEPTHS}
+    timed = {d: a_slice(d, busy_s=share * a_slice(d).step_s) for d in DEPTHS}
     assert sliced.step_time(timed, DEPTH)[1] == band
 
 
 def test_the_busy_share_is_never_more_than_the_whole() -> None:
-    timed = {d: a_slice(d, busy_s=1.2 * a_slice(d).step_s) for d in sliced.DEPTHS}
+    timed = {d: a_slice(d, busy_s=1.2 * a_slice(d).step_s) for d in DEPTHS}
     assert sliced.step_time(timed, DEPTH)[2] == 1.0
 
 
@@ -212,14 +234,24 @@ def test_a_slowed_step_is_timed_and_the_profiled_one_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("torch")
-    monkeypatch.setattr(instants, "device_profile", NoProfile)
-    watch = instants.Watch(num_steps=4, pause_s=0.02)
+    monkeypatch.setattr(watch, "device_profile", NoProfile)
+    seen = watch.Watch(num_steps=4, pause_s=0.02)
     for _ in range(4):
-        watch.step_begins()
-        watch.step_ends()
-    assert len(watch.durations) == 3
-    assert all(0.02 <= duration < 0.2 for duration in watch.durations)
-    assert math.isnan(watch.busy_s)
+        seen.step_begins()
+        seen.step_ends()
+    assert len(seen.durations) == 3
+    assert all(0.02 <= duration < 0.2 for duration in seen.durations)
+    assert math.isnan(seen.busy_s)
+    assert seen.allocated == [0] * 4  # without a device nothing is
+
+
+def test_a_watch_that_profiles_nothing_times_every_step() -> None:
+    pytest.importorskip("torch")
+    seen = watch.Watch(num_steps=2, profiled=False)
+    for _ in range(2):
+        seen.step_begins()
+        seen.step_ends()
+    assert len(seen.durations) == 2
 
 
 # ---- the instrument, as far as it goes without a GPU ----
@@ -238,6 +270,7 @@ def test_without_a_plan_everything_is_unknown() -> None:
 
 
 def test_a_dirty_process_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sliced, "read_period", lambda _shape: (0, 1))
     monkeypatch.setattr(sliced, "allocated_after_cleaning", lambda: 4096)
     seen = sliced.measure_sliced(GPU)
     assert set(seen) == set(sliced.PRODUCES)
@@ -261,6 +294,7 @@ def at_depth_raise(error: RuntimeError, failing: int) -> Any:
 
 def test_a_slice_that_does_not_fit_is_told_with_its_depth(monkeypatch: pytest.MonkeyPatch) -> None:
     error = OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore lines")
+    monkeypatch.setattr(sliced, "read_period", lambda _shape: (0, 1))
     monkeypatch.setattr(sliced, "measure_slice", at_depth_raise(error, 4))
     seen = dict(sliced.measure_sliced(GPU))
     assert set(seen) == set(sliced.PRODUCES)
@@ -275,14 +309,65 @@ def test_a_slice_that_does_not_fit_is_told_with_its_depth(monkeypatch: pytest.Mo
 
 def test_another_error_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     error = RuntimeError("CUDA error: device-side assert triggered")
+    monkeypatch.setattr(sliced, "read_period", lambda _shape: (0, 1))
     monkeypatch.setattr(sliced, "measure_slice", at_depth_raise(error, 4))
     with pytest.raises(RuntimeError, match="device-side assert"):
         sliced.measure_sliced(GPU)
 
 
-def test_the_instrument_measures_its_three_depths(monkeypatch: pytest.MonkeyPatch) -> None:
+def measured(monkeypatch: pytest.MonkeyPatch, task: Task) -> dict[str, Evidence]:
+    """Return what the instrument makes of slices on straight lines."""
+    monkeypatch.setattr(sliced, "read_period", lambda _shape: (0, 1))
     monkeypatch.setattr(sliced, "measure_slice", lambda _plan, depth, _task: a_slice(depth))
-    assert sliced.measure_sliced(GPU) == sliced.evidence_of(slices(), DEPTH)
+    seen = dict(sliced.measure_sliced(task))
+    assert set(seen) == set(sliced.PRODUCES)
+    return seen
+
+
+def test_the_instrument_measures_its_three_depths(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = measured(monkeypatch, GPU)
+    host = known(seen.pop("step.host_ram"))
+    assert seen == sliced.evidence_of(slices(), DEPTH)
+    assert (host.unit, host.value > MIB) == ("B", True)
+
+
+def test_host_memory_that_is_taken_meanwhile_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sliced, "_HOST_BYTES", 256 * MIB)
+    without = known(measured(monkeypatch, GPU)["step.host_ram"]).value
+    fault = msgspec.structs.replace(GPU, fault="host_copy")
+    assert known(measured(monkeypatch, fault)["step.host_ram"]).value > without + 200 * MIB
+
+
+def test_a_plan_that_quantises_nothing_has_no_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    lora = msgspec.structs.replace(PLAN, method="lora", quantisation="none")
+    task = Task("gpu0", msgspec.to_builtins(lora))
+    assert known(measured(monkeypatch, task)["step.unquantised.share"]).absent
+
+
+@pytest.mark.skipif(find_spec("trl") is None, reason="the extra `train` is not installed")
+@pytest.mark.parametrize(("fault", "share"), [("", 0.0), ("not_quantised", 1.0)])
+def test_a_slice_that_was_not_quantised_is_seen(
+    monkeypatch: pytest.MonkeyPatch, fault: str, share: float
+) -> None:
+    import torch
+
+    from cift_probe.measure.training import third_party_warnings_ignored
+    from cift_probe.stack import step, trl_stack
+
+    def prepare(_plan: Plan, _model: Any, seen: watch.Watch, **_: Any) -> Any:
+        seen.peaks["loss"] = 5
+        return lambda: seen.durations.extend([1.0, 1.0, 2.0])
+
+    monkeypatch.setattr(step, "prepare_step", prepare)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 7)
+    monkeypatch.setattr(Task, "torch_device", "cpu")
+    trl_stack.keep_offline()
+    plan = Plan(name="small", model="smollm2-135m", sequence_length=16)
+    with third_party_warnings_ignored():
+        seen = sliced.measure_slice(plan, 2, Task("gpu0", fault=fault), num_steps=3)
+    assert seen.unquantised / seen.linear == share
+    assert (seen.instants, seen.reserved, seen.step_s) == ({"loss": 5.0}, 7.0, 2.0)
 
 
 # ---- the answer ----

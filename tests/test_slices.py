@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from cift_probe.measure import instants
 from cift_probe.measure.training import third_party_warnings_ignored
-from cift_probe.plan import Plan, load_model
-from cift_probe.stack import slices, trl_stack
+from cift_probe.models import load_model
+from cift_probe.plan import Plan
+from cift_probe.stack import slices, step, trl_stack
+from cift_probe.stack.instants import Marks, decoder_layers
+from cift_probe.stack.pattern import config_of
 
 pytestmark = [
     pytest.mark.skipif(find_spec("trl") is None, reason="the extra `train` is not installed"),
@@ -28,7 +30,10 @@ STEP = [
     "embedding",
     "forward of the layers",
     "loss",
+    "backward of the loss",
     "backward of the last layer",
+    "backward of the layers",
+    "backward of the embedding",
     "clipping",
     "optimizer",
     "end of the step",
@@ -61,7 +66,7 @@ def load_from_folder(asked: Plan, folder: Path) -> Any:
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     dtype = getattr(torch, asked.dtype)
-    config = slices.config_of(load_model(asked.model), LAYERS)
+    config = config_of(load_model(asked.model), LAYERS)
     quantisation = None
     if asked.method == "qlora":
         quantisation = BitsAndBytesConfig(
@@ -137,144 +142,139 @@ def test_weights_are_drawn_with_the_published_spread_and_norms_are_ones() -> Non
 
 
 def test_rows_fill_the_sequence_and_last_for_all_steps() -> None:
-    asked = plan(batch_size=2, gradient_accumulation=3)
-    rows = slices.random_rows(asked, 4)
+    rows = slices.random_rows(plan(batch_size=2, gradient_accumulation=3), 4)
     assert len(rows) == 2 * 3 * 4
-    assert {len(ids) for ids in rows["input_ids"]} == {32}
-    assert len({tuple(ids) for ids in rows["input_ids"]}) == len(rows)
+    assert {len(row) for row in rows} == {32}
+    assert len({tuple(row) for row in rows}) == len(rows)
 
 
-class NoProfile:
-    def start(self) -> None:
-        """Begin nothing."""
-
-    def stop(self) -> None:
-        """End nothing."""
-
-    def key_averages(self) -> list[Any]:
-        return []
+def test_with_padding_every_second_row_is_half_as_long() -> None:
+    rows = slices.random_rows(plan(batch_size=2, padding=True), 2)
+    assert [len(row) for row in rows] == [32, 16, 32, 16]
 
 
-@pytest.fixture
-def marks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record the marks, which on the CPU would return early."""
-    recorded: list[str] = []
-    monkeypatch.setattr(instants.Watch, "mark", lambda _watch, name: recorded.append(name))
-    monkeypatch.setattr(instants, "device_profile", NoProfile)
-    return recorded
-
-
-def train(asked: Plan, folder: Path) -> tuple[instants.Watch, Any]:
-    watch = instants.Watch(num_steps=2)
+def train(asked: Plan, folder: Path, num_steps: int = 2) -> tuple[list[str], Any]:
+    """Return the marks of real steps on the CPU, and the model that was trained."""
+    marks: list[str] = []
+    model = build(asked)
     with third_party_warnings_ignored():
-        trainer = slices.slice_trainer(
+        run = step.prepare_step(
             asked,
-            build(asked),
+            model,
+            Marks(marks.append),
             torch_device="cpu",
-            output_dir=str(folder),
-            num_steps=2,
-            callbacks=[watch.callback()],
+            folder=folder,
+            num_steps=num_steps,
         )
-        watch.attach(trainer)
-        trainer.train()
-    return watch, trainer
+        run()
+    return marks, model
 
 
 @pytest.mark.parametrize(
     "asked",
-    [plan(), plan("full")],
-    ids=["qlora", "full"],
+    [
+        plan(),
+        plan("full"),
+        plan(stack="raw"),
+        plan("lora", stack="transformers"),
+        plan("full", stack="raw", optimizer="adamw_torch_loop", gradient_checkpointing=False),
+    ],
+    ids=["trl-qlora", "trl-full", "raw-qlora", "transformers-lora", "raw-full"],
 )
-def test_a_real_step_passes_every_instant_once_and_in_order(
-    asked: Plan, marks: list[str], tmp_path: Path
-) -> None:
-    watch, trainer = train(asked, tmp_path)
+def test_a_real_step_passes_every_instant_once_and_in_order(asked: Plan, tmp_path: Path) -> None:
+    marks, _ = train(asked, tmp_path)
     assert marks == STEP * 2
-    assert len(watch.durations) == 1  # the second one is profiled
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert len(losses) == 2
-    # random ids of a vocabulary of 49,152: as good as guessing
-    assert losses[0] == pytest.approx(math.log(49_152), rel=0.05)
-    assert trainer.args.gradient_checkpointing is True
 
 
-def test_with_accumulation_the_forward_instants_repeat_and_the_optimizers_do_not(
-    marks: list[str], tmp_path: Path
+def test_with_accumulation_the_instants_of_a_pass_repeat_and_the_optimizers_do_not(
+    tmp_path: Path,
 ) -> None:
     asked = plan("lora", gradient_accumulation=2, gradient_checkpointing=False)
-    _, trainer = train(asked, tmp_path)
-    assert trainer.args.gradient_checkpointing is False
-    assert marks == [STEP[0], *STEP[1:5] * 2, *STEP[5:]] * 2
+    marks, _ = train(asked, tmp_path)
+    # what enters the first layer is no adapter's, and without checkpointing it has no gradient
+    passed, rest = [*STEP[1:6], *STEP[7:8]], STEP[8:]
+    assert rest == ["clipping", "optimizer", "end of the step"]
+    assert marks == [STEP[0], *passed * 2, *rest] * 2
+
+
+def test_a_prompt_is_read_and_one_token_written(tmp_path: Path) -> None:
+    marks, _ = train(plan("inference", quantisation="none"), tmp_path)
+    read = ["embedding", "forward of the layers"]
+    assert marks == ["between steps", *read, "prefill", *read, "decode", "end of the step"] * 2
+
+
+def trainer_of(asked: Plan, folder: Path) -> Any:
+    with third_party_warnings_ignored():
+        return step._trl(asked, build(asked), "cpu", folder, 2)  # noqa: SLF001 - settings of a part
 
 
 def test_the_trainer_does_what_the_plan_states(tmp_path: Path) -> None:
     asked = plan(
         "lora", rank=4, lora_alpha=8, targets="attention", batch_size=3, optimizer="adamw_torch"
     )
-    with third_party_warnings_ignored():
-        trainer = slices.slice_trainer(
-            asked,
-            build(asked),
-            torch_device="cpu",
-            output_dir=str(tmp_path),
-            num_steps=2,
-            callbacks=[],
-        )
+    trainer = trainer_of(asked, tmp_path)
     adapters = trainer.model.peft_config["default"]
     assert (adapters.r, adapters.lora_alpha) == (4, 8)
     assert adapters.target_modules == {"q_proj", "k_proj", "v_proj", "o_proj"}
     assert (trainer.args.max_length, trainer.args.per_device_train_batch_size) == (32, 3)
     assert trainer.args.optim == "adamw_torch"
+    assert trainer.args.gradient_checkpointing is True
     trainable = [name for name, item in trainer.model.named_parameters() if item.requires_grad]
     assert len(trainable) == LAYERS * 4 * 2
     assert all("lora_" in name for name in trainable)
 
 
-def test_a_full_plan_trains_every_weight(tmp_path: Path) -> None:
-    asked = plan("full")
-    with third_party_warnings_ignored():
-        trainer = slices.slice_trainer(
-            asked,
-            build(asked),
-            torch_device="cpu",
-            output_dir=str(tmp_path),
-            num_steps=1,
-            callbacks=[],
-        )
+def test_a_full_plan_trains_every_weight_and_may_keep_all_activations(tmp_path: Path) -> None:
+    trainer = trainer_of(plan("full", gradient_checkpointing=False), tmp_path)
     assert all(weight.requires_grad for weight in trainer.model.parameters())
+    assert trainer.args.gradient_checkpointing is False
+
+
+def test_the_loss_of_random_ids_is_that_of_guessing(tmp_path: Path) -> None:
+    trainer = trainer_of(plan(), tmp_path)
+    with third_party_warnings_ignored():
+        trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(losses) == 2
+    assert losses[0] == pytest.approx(math.log(49_152), rel=0.05)
 
 
 def test_a_model_without_decoder_layers_is_refused() -> None:
     import torch
 
-    with pytest.raises(ValueError, match="Linear has no module with `layers` and `norm`"):
-        instants.decoder_of(torch.nn.Linear(1, 1))
+    class Bare(torch.nn.Module):
+        config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(num_hidden_layers=3))
+
+    with pytest.raises(ValueError, match="Bare has no list of 3 decoder layers"):
+        decoder_layers(Bare())
 
 
-def test_layers_that_are_entered_again_in_the_backward_pass_are_marked_once(
-    marks: list[str],
-) -> None:
+def test_layers_that_are_entered_again_in_the_backward_pass_are_marked_once() -> None:
     # the installed stack checkpoints inside its layers; other versions enter the layers again
     import torch
     from torch.utils.checkpoint import checkpoint
 
-    entered = []
+    entered: list[int] = []
+    marks: list[str] = []
 
     class Decoder(torch.nn.Module):
+        config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(num_hidden_layers=LAYERS))
+
         def __init__(self) -> None:
             super().__init__()
             self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(LAYERS))
-            self.norm = torch.nn.LayerNorm(4)
 
         def forward(self, hidden: Any) -> Any:
             for layer in self.layers:
                 hidden = checkpoint(layer, hidden, use_reentrant=False)
-            return self.norm(hidden)
+            return hidden
 
     model = Decoder()
     model.layers[0].register_forward_pre_hook(lambda *_: entered.append(1))
-    instants.Watch(num_steps=2).attach(SimpleNamespace(model=model))
+    watch = Marks(marks.append)
+    watch.attach(model)
     for _ in range(2):
-        model(torch.ones(1, 4, requires_grad=True)).sum().backward()
+        loss = model(torch.ones(1, 4, requires_grad=True)).sum()
+        watch.around_backward(loss.backward)()
     assert len(entered) == 2 * 2
-    assert marks == STEP[1:5] * 2
+    assert marks == STEP[1:8] * 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cift_probe.evidence import Evidence, Ledger, Reading, Scope
-from cift_probe.expect import budget, compat, limits
+from cift_probe.expect import budget, compat, limits, predicted
 from cift_probe.plan import Plan
 
 
@@ -15,12 +15,23 @@ def produce(
     """Return what is expected under `name`, by stored key.
 
     A row of `data/thresholds.toml` holds for every scope; a rule of `expect.compat` is worked
-    out from the facts of the scope asked about, a budget from the plan of the scope.
+    out from the facts of the scope asked about, a budget from the plan of the scope. What is
+    predicted of a plan, or of the small plan of every session, holds for one device.
     """
     if name in compat.RULES:
         return {scope.key(name): compat.RULES[name](Reading(facts, scope))}
     if name.startswith(budget.PREFIX) and scope.plan in plans:
         return {Scope(plan=scope.plan).key(name): budget.expect_budget(name, plans[scope.plan])}
+    device = Reading(facts, scope)
+    if name.startswith(predicted.REFERENCE_PREFIX):
+        field = name.removeprefix(predicted.REFERENCE_PREFIX)
+        found = predicted.expect_reference(field, device["device.capability"])
+        return {Scope(scope.device).key(name): found}
+    if name.startswith(predicted.PREFIX) and scope.plan in plans:
+        field = name.removeprefix(predicted.PREFIX)
+        plan = plans[scope.plan]
+        found = predicted.expect_predicted(field, plan, device["device.capability"])
+        return {scope.key(name): found}
     limit = limits.expect_limit(name)
     return {} if limit is None else {name: limit}
 

@@ -6,7 +6,7 @@ from cift_probe.evidence import Evidence, Known, absent
 from cift_probe.plan import Plan
 
 PREFIX = "plan.budget."
-_UNITS = {"peak_allocated": "B", "required": "B", "step_s": "s"}
+_UNITS = {"peak_allocated": "B", "required": "B", "step_s": "s", "host_ram": "B"}
 
 
 def expect_budget(name: str, plan: Plan) -> Evidence:

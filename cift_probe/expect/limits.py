@@ -13,7 +13,10 @@ TABLE = "thresholds.toml"
 
 
 class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One row of `data/thresholds.toml`; its name is the evidence key that asks for it."""
+    """One row of `data/thresholds.toml`; its name is the evidence key that asks for it.
+
+    `band` is the relative distance that a value which is to agree with the row may keep.
+    """
 
     value: float | int | bool | str | list[str]
     unit: str
@@ -21,6 +24,7 @@ class Limit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     date: str
     owner: str
     why: str
+    band: float = 0.0
 
 
 @cache
@@ -34,4 +38,4 @@ def expect_limit(name: str) -> Evidence | None:
     row = read_limits().get(name)
     if row is None:
         return None
-    return Known(row.value, row.unit, source=f"data/{TABLE}: {row.source} ({row.date})")
+    return Known(row.value, row.unit, f"data/{TABLE}: {row.source} ({row.date})", row.band)

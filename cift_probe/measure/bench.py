@@ -39,10 +39,13 @@ class Listener(Protocol):
 
 
 def read_instruments() -> dict[str, Instrument]:
-    """Return every instrument of this package by name; nothing but declarations is run."""
+    """Return every instrument of this package by name; nothing but declarations is run.
+
+    In the order of names: modules import one another in another order in each process.
+    """
     for module in pkgutil.iter_modules(package.__path__):
         import_module(f"{package.__name__}.{module.name}")
-    return dict(REGISTRY)
+    return dict(sorted(REGISTRY.items()))
 
 
 class Bench:

@@ -14,6 +14,7 @@ from cift_probe.measure.inside import allocated_after_cleaning, cap_memory
 from cift_probe.measure.sliced import is_out_of_memory, measure_slice
 from cift_probe.models import load_model
 from cift_probe.plan import Plan
+from cift_probe.stack.instants import Marks
 
 PRODUCES = (
     "step.measured.peak",
@@ -124,30 +125,34 @@ def smallest_cap(
     return low, high
 
 
+def run_steps(plan: Plan, depth: int, marks: Marks, num_steps: int = 2) -> None:
+    """Load the plan's model with `depth` layers and random weights, and run its steps."""
+    from cift_probe.stack import slices, trl_stack
+    from cift_probe.stack.step import prepare_step
+
+    trl_stack.keep_offline()
+    with tempfile.TemporaryDirectory() as folder:
+        model = slices.build_slice(plan, depth, "cuda:0")
+        run = prepare_step(
+            plan,
+            model,
+            marks,
+            torch_device="cuda:0",
+            folder=Path(folder),
+            num_steps=num_steps,
+        )
+        del model
+        run()
+
+
 def runs_capped(plan: Plan, depth: int, cap: int) -> bool:
     """Tell whether loading and two steps run when the allocator may hold `cap` bytes."""
     import torch
 
-    from cift_probe.stack import slices, trl_stack
-    from cift_probe.stack.instants import Marks
-    from cift_probe.stack.step import prepare_step
-
-    trl_stack.keep_offline()
     allocated_after_cleaning()
     torch.cuda.set_per_process_memory_fraction(cap / torch.cuda.mem_get_info()[1])
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            model = slices.build_slice(plan, depth, "cuda:0")
-            run = prepare_step(
-                plan,
-                model,
-                Marks(lambda _instant: None),
-                torch_device="cuda:0",
-                folder=Path(folder),
-                num_steps=2,
-            )
-            del model
-            run()
+        run_steps(plan, depth, Marks(lambda _instant: None))
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

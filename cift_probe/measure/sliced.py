@@ -12,6 +12,7 @@ import msgspec
 
 from cift_probe.evidence import Evidence, Known, Unknown, absent
 from cift_probe.measure.declare import Task, instrument
+from cift_probe.measure.host_memory import HostWatch
 from cift_probe.measure.inside import allocated_after_cleaning
 from cift_probe.measure.watch import Watch
 from cift_probe.models import load_model
@@ -31,6 +32,8 @@ _LAUNCH_BOUND_BAND = 0.7
 _BUSY = 0.9  # below this share the device waits for the CPU
 _HELD_BYTES = 64 << 20
 _SLEEP_S = 0.05
+_LOOK_S = 0.05  # a step is timed meanwhile
+_HOST_BYTES = 4 << 30
 
 PRODUCES = (
     "step.peak",
@@ -42,6 +45,8 @@ PRODUCES = (
     "step.seconds",
     "step.gpu_busy",
     "step.weights",
+    "step.unquantised.share",
+    "step.host_ram",
     "step.out_of_memory",
 )
 
@@ -50,7 +55,8 @@ class Slice(msgspec.Struct, frozen=True):
     """What one slice took: bytes per instant, bytes reserved and loaded, seconds per step.
 
     `step_s` is the median, `spread_s` the median absolute deviation from it, `busy_s` the time
-    in which the device itself computed.
+    in which the device itself computed. `unquantised` are bytes of linear weights in the layers
+    that quantisation left as they were, of `linear` bytes in all.
     """
 
     instants: dict[str, float]
@@ -59,6 +65,8 @@ class Slice(msgspec.Struct, frozen=True):
     step_s: float
     spread_s: float
     busy_s: float
+    unquantised: float = 0.0
+    linear: float = 0.0
 
     @property
     def overhead(self) -> float:
@@ -72,13 +80,13 @@ class DirtyProcessError(RuntimeError):
 
 @instrument(
     "step.sliced",
-    version=1,
+    version=2,
     produces=PRODUCES,
     estimate_s=45.0,
     deadline_s=400.0,
     per_plan=True,
     clean=True,
-    faults=("held_memory", "slowed", "bent"),
+    faults=("held_memory", "slowed", "bent", "host_copy", "not_quantised"),
 )
 def measure_sliced(task: Task) -> dict[str, Evidence]:
     """Run the plan's step at 2, 4 and 8 layers and extrapolate to its full depth.
@@ -89,7 +97,9 @@ def measure_sliced(task: Task) -> dict[str, Evidence]:
     overhead of a slice, whichever is more. `step.seconds` comes from the medians at 4 and 8
     layers and is this machine's: where the CPU launches kernels slower than the GPU runs them,
     it is the host that is measured, and its band is wide. `step.gpu_busy` is the share of
-    the step in which the device computes.
+    the step in which the device computes. `step.unquantised.share` is of the bytes of linear
+    weights in the layers. `step.host_ram` is the most that this process had in host memory; the
+    weights are random and read from no file.
     """
     if task.device == "cpu":
         return dict.fromkeys(PRODUCES, absent("on the CPU there is no device memory to fit into"))
@@ -99,16 +109,23 @@ def measure_sliced(task: Task) -> dict[str, Evidence]:
     shape = load_model(plan.model)
     full_depth = shape.num_hidden_layers
     slices: dict[int, Slice] = {}
-    for depth in depths_of(full_depth, *read_period(shape), NUM_PERIODS):
-        try:
-            slices[depth] = measure_slice(plan, depth, task)
-        except DirtyProcessError as error:
-            return dict.fromkeys(PRODUCES, Unknown(str(error)))
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            return out_of_memory(depth, error)
-    return evidence_of(slices, full_depth)
+    with HostWatch(_LOOK_S) as host:
+        copy = bytearray(b"1") * _HOST_BYTES if task.fault == "host_copy" else None
+        for depth in depths_of(full_depth, *read_period(shape), NUM_PERIODS):
+            try:
+                slices[depth] = measure_slice(plan, depth, task)
+            except DirtyProcessError as error:
+                return dict.fromkeys(PRODUCES, Unknown(str(error)))
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                return out_of_memory(depth, error)
+    del copy
+    seen = evidence_of(slices, full_depth)
+    how = "resident memory of the process that ran the slices"
+    if plan.quantisation == "none":
+        seen["step.unquantised.share"] = absent(f"the plan {plan.name} quantises nothing")
+    return seen | {"step.host_ram": Known(host.resident_peak, "B", how)}
 
 
 def measure_slice(plan: Plan, depth: int, task: Task, num_steps: int = NUM_STEPS) -> Slice:
@@ -128,15 +145,19 @@ def _run(plan: Plan, depth: int, task: Task, folder: Path, num_steps: int) -> Sl
     import torch
 
     from cift_probe.stack import slices
+    from cift_probe.stack.linear_weights import linear_bytes
     from cift_probe.stack.step import prepare_step
 
     held = []
+    if task.fault == "not_quantised":
+        plan = msgspec.structs.replace(plan, method="lora", quantisation="none")
     model = slices.build_slice(plan, depth, task.torch_device)
     if task.fault == "held_memory" or (task.fault == "bent" and depth == max(NUM_PERIODS)):
         held = [torch.ones(_HELD_BYTES, dtype=torch.uint8, device="cuda") for _ in range(depth)]
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     weights = torch.cuda.memory_allocated()
+    unquantised, linear = linear_bytes(model)
     watch = Watch(num_steps, pause_s=_SLEEP_S * depth if task.fault == "slowed" else 0.0)
     run = prepare_step(
         plan, model, watch, torch_device=task.torch_device, folder=folder, num_steps=num_steps
@@ -153,6 +174,8 @@ def _run(plan: Plan, depth: int, task: Task, folder: Path, num_steps: int) -> Sl
         step_s=median,
         spread_s=statistics.median(abs(item - median) for item in durations),
         busy_s=watch.busy_s,
+        unquantised=float(unquantised),
+        linear=float(linear),
     )
 
 
@@ -209,8 +232,18 @@ def evidence_of(slices: Mapping[int, Slice], full_depth: int) -> dict[str, Evide
         ),
         **_time_evidence(seconds, time_band, busy, how),
         "step.weights": Known(int(weights), "B", how),
+        "step.unquantised.share": unquantised_share(slices, full_depth, how),
         "step.out_of_memory": absent("no slice ran out of memory", how),
     }
+
+
+def unquantised_share(slices: Mapping[int, Slice], full_depth: int, how: str) -> Evidence:
+    """Return the share of the linear weights' bytes that quantisation left as they were."""
+    left = extrapolate.line({d: item.unquantised for d, item in slices.items()}, full_depth)
+    total = extrapolate.line({d: item.linear for d, item in slices.items()}, full_depth)
+    if total <= 0:
+        return Unknown("no linear weight was found in the layers", how)
+    return Known(left / total, "1", how)
 
 
 def _time_evidence(seconds: float, band: float, busy: float, how: str) -> dict[str, Evidence]:

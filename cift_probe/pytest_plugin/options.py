@@ -14,7 +14,14 @@ import cift_probe
 from cift_probe.data import DataError
 from cift_probe.expect import check_tables
 from cift_probe.pipeline import Settings
-from cift_probe.plan import Plan, PlanError, default_plan, parse_quantity, read_plan
+from cift_probe.plan import (
+    REFERENCE_PLAN,
+    Plan,
+    PlanError,
+    default_plan,
+    parse_quantity,
+    read_plan,
+)
 
 DEFAULT_PLAN = "llama-3.1-8b-qlora"
 MARKERS = {
@@ -78,7 +85,8 @@ def settings(config: pytest.Config) -> Settings:
         check_tables()
         demanded = [read_plan(text) for text in config.getoption("--plan")]
         asked = [default_plan(name) for name in config.getoption("--model")]
-        plans = demanded + asked or [read_plan(DEFAULT_PLAN)]
+        # the small plan has a budget: its memory is asserted on every machine
+        plans = [*(demanded + asked or [read_plan(DEFAULT_PLAN)]), read_plan(REFERENCE_PLAN)]
         cap = config.getoption("--vram-cap")
         vram_cap = None if cap is None else parse_quantity(cap)
     except (PlanError, DataError) as error:

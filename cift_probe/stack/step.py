@@ -24,12 +24,28 @@ def prepare_step(
         return _inference(plan, model, marks, torch_device, num_steps)
     if plan.stack == "raw":
         return _raw(plan, model, marks, torch_device, num_steps)
+    return _Training(
+        prepare_trainer(
+            plan, model, marks, torch_device=torch_device, folder=folder, num_steps=num_steps
+        )
+    )
+
+
+def prepare_trainer(
+    plan: Plan, model: Any, marks: Marks, *, torch_device: str, folder: Path, num_steps: int
+) -> Any:
+    """Return the trainer of a plan whose stack has one, with its marks set; `let_go` frees it."""
     build = _trl if plan.stack == "trl" else _transformers
     trainer = build(plan, model, torch_device, folder, num_steps)
     trainer.add_callback(marks.callback())
     marks.attach(trainer.model)
     trainer.accelerator.backward = marks.around_backward(trainer.accelerator.backward)
-    return _Training(trainer)
+    return trainer
+
+
+def let_go(trainer: Any) -> None:
+    """Cut the way that accelerate keeps to a trainer through the wrapped method."""
+    del trainer.accelerator.backward
 
 
 class _Training:
@@ -40,8 +56,7 @@ class _Training:
 
     def __call__(self) -> None:
         self._trainer.train()
-        # accelerate keeps a way to the trainer through the wrapped method
-        del self._trainer.accelerator.backward
+        let_go(self._trainer)
         self._trainer = None
 
 

@@ -2,7 +2,9 @@
 
 from cift_probe.evidence import Reading
 from cift_probe.verdict.compare import (
+    agrees,
     all_of,
+    any_of,
     at_least,
     at_most,
     equals,
@@ -22,7 +24,9 @@ __all__ = [
     "Finding",
     "Outcome",
     "Reading",
+    "agrees",
     "all_of",
+    "any_of",
     "at_least",
     "at_most",
     "check",

@@ -36,6 +36,21 @@ def at_least(found: Evidence, limit: Evidence) -> Finding:
     return _settle("at least", found, limit, lambda: bool(_lower(found) >= _ordered(limit)))
 
 
+def agrees(found: Evidence, predicted: Evidence) -> Finding:
+    """Hold when `found`, at either end of its band, is within the band of `predicted`."""
+    finding = _settle(
+        "within the band of",
+        found,
+        predicted,
+        lambda: _distance(found, predicted) <= _band(predicted),
+    )
+    if finding.outcome not in (Outcome.PASS, Outcome.FAIL):
+        return finding
+    return msgspec.structs.replace(
+        finding, reason=f"{finding.reason}: {_difference(found, predicted)}"
+    )
+
+
 def equals(found: Evidence, expected: Evidence) -> Finding:
     """Hold when both sides are the same; versions compare without their local part."""
     return _settle("equal to", found, expected, lambda: _plain(found) == _plain(expected))
@@ -108,6 +123,16 @@ def all_of(*findings: Finding) -> Finding:
     return msgspec.structs.replace(findings[0], parts=findings)
 
 
+def any_of(*findings: Finding) -> Finding:
+    """Join findings of which one is enough: the best one decides, and what broke is told first."""
+    if not findings:
+        message = "any_of() needs at least one finding"
+        raise ValueError(message)
+    order = (Outcome.ERROR, Outcome.PASS, Outcome.UNKNOWN, Outcome.FAIL, Outcome.NOT_APPLICABLE)
+    chosen = min(findings, key=lambda finding: order.index(finding.outcome))
+    return msgspec.structs.replace(chosen, parts=findings)
+
+
 def unless_absent(presence: Evidence, instead: Evidence, judge: Callable[[], Finding]) -> Finding:
     """Judge only what is present; where it is absent, name what serves `instead`."""
     if isinstance(presence, Known) and presence.absent:
@@ -153,6 +178,29 @@ def _sentence(relation: str, found: Evidence, limit: Evidence | None, *, holds: 
     text += f" {evidence_text(limit)}" if limit is not None else ""
     notes = [side.note for side in (found, limit) if isinstance(side, Known) and side.note]
     return f"{text} ({'; '.join(notes)})" if notes else text
+
+
+def _distance(found: Evidence, predicted: Evidence) -> float:
+    """Return how far the farther end of `found` is from `predicted`, relative to it."""
+    middle = _ordered(predicted)
+    ends = (_upper(found), _lower(found))
+    if middle == 0:
+        return 0.0 if ends == (0, 0) else math.inf
+    return float(max(abs(end - middle) for end in ends) / abs(middle))
+
+
+def _band(evidence: Evidence) -> float:
+    return evidence.band if isinstance(evidence, Known) else 0.0
+
+
+def _difference(found: Evidence, predicted: Evidence) -> str:
+    first, second = _ordered(found), _ordered(predicted)
+    if not second or not math.isfinite(first):
+        return "no relative difference"
+    unit = found.unit if isinstance(found, Known) else ""
+    apart = evidence_text(Known(abs(first - second), unit))
+    share = abs(first - second) / abs(second)
+    return f"{apart} ({share:.2%}) {'above' if first >= second else 'below'} it"
 
 
 def _value(evidence: Evidence) -> object:

@@ -23,7 +23,7 @@ def test_slices_predict_a_deeper_slice(measured: Reading, expected: Reading) -> 
 
 @check("MEM002", after=("MEM001",), device="gpu", each="plan", quick=False)
 def test_step_stays_within_its_budget(measured: Reading, expected: Reading) -> Finding:
-    """One training step of the plan stays within the memory and time that its budget allows.
+    """A training step of the plan stays within the memory and time that its budget allows.
 
     Why: a plan file states what a step may take, so that an update that needs more is seen.
 
@@ -33,6 +33,7 @@ def test_step_stays_within_its_budget(measured: Reading, expected: Reading) -> F
         at_most(measured["step.peak"], expected["plan.budget.peak_allocated"]),
         at_most(measured["step.required"], expected["plan.budget.required"]),
         at_most(measured["step.seconds"], expected["plan.budget.step_s"]),
+        at_most(measured["step.host_ram"], expected["plan.budget.host_ram"]),
     )
 
 

@@ -1,0 +1,104 @@
+"""What arithmetic says that a plan takes, before anything was tried."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from cift_probe.evidence import Evidence, Known, Unknown
+from cift_probe.expect.limits import read_limits
+from cift_probe.models import ModelError, load_model
+from cift_probe.plan import REFERENCE_PLAN, Plan, PlanError, read_plan
+
+PREFIX = "plan.predicted."
+REFERENCE_PREFIX = "reference.predicted."  # of the small plan that every session runs whole
+_FORMULA = "cift_probe.expect.memory"
+_HALF, _FULL = 2, 4  # bytes of a number as it is computed, and as a loss or a metric reads it
+
+
+def expect_predicted(field: str, plan: Plan, capability: Evidence) -> Evidence:
+    """Return what is predicted of a plan on a device of this compute capability, in bytes.
+
+    `peak` and `required` are those of a training step, `weights` what loading leaves on the
+    device, `optimizer_state` what the optimizer adds, `logits` what an evaluation that keeps its
+    logits adds for a batch. Each carries the band that the prediction vouches for.
+    """
+    if field == "logits":
+        return expect_logits(plan)
+    if isinstance(capability, Unknown) or capability.absent:
+        return capability
+    major, _, minor = str(capability.value).partition(".")
+    estimate = _estimate(plan, (int(major), int(minor or 0)))
+    if isinstance(estimate, Unknown):
+        return estimate
+    return _part(field, estimate)
+
+
+def _part(field: str, estimate: Any) -> Evidence:
+    source, parts = f"formula for {estimate.stack}", estimate.components
+    told = {
+        "peak": (estimate.peak_allocated_bytes, estimate.band),
+        "required": (estimate.required_bytes, estimate.required_band),
+    }
+    if "weights" in parts:
+        packed = parts["weights"] + parts.get("quantisation constants", 0)
+        told["weights"] = packed, band_of(f"{PREFIX}weights.band")
+    if "optimizer state" in parts:
+        told["optimizer_state"] = parts["optimizer state"], band_of(f"{PREFIX}optimizer_state.band")
+    if field not in told:
+        return Unknown(f"the formula says nothing of {field}", source)
+    value, band = told[field]
+    return Known(value, "B", source, band)
+
+
+def expect_logits(plan: Plan) -> Evidence:
+    """Return bytes of a batch's logits, as computed and once more as float32.
+
+    The hidden states that they are computed from are counted in the same way.
+    """
+    try:
+        shape = load_model(plan.model)
+        vocabulary, hidden = shape.count("vocab_size"), shape.count("hidden_size")
+    except ModelError as error:
+        return Unknown(str(error))
+    computed = _FULL if plan.dtype == "float32" else _HALF
+    tokens = plan.batch_size * plan.sequence_length
+    how = (
+        f"batch {plan.batch_size} x sequence {plan.sequence_length} x "
+        f"(vocabulary {vocabulary} + hidden size {hidden}) x ({computed} + {_FULL}) bytes"
+    )
+    return Known(tokens * (vocabulary + hidden) * (computed + _FULL), "B", how)
+
+
+@cache
+def reference_plan() -> Plan:
+    """Return the small plan that every session runs whole."""
+    return read_plan(REFERENCE_PLAN)
+
+
+def expect_reference(field: str, capability: Evidence) -> Evidence:
+    """Return what is predicted of the small plan that every session runs whole."""
+    try:
+        return expect_predicted(field, reference_plan(), capability)
+    except PlanError as error:
+        return Unknown(str(error))
+
+
+def band_of(name: str) -> float:
+    """Return a relative band that is a row of data; raises KeyError without the row."""
+    return float(str(read_limits()[name].value))
+
+
+def _estimate(plan: Plan, capability: tuple[int, int]) -> Any:
+    """Return the formula's estimate, or why there is none."""
+    try:
+        formula = import_module(_FORMULA)
+    except ModuleNotFoundError as error:
+        if error.name != _FORMULA:
+            raise
+        return Unknown("this version has no formula for memory", _FORMULA)
+    try:
+        return formula.predict(plan, load_model(plan.model), capability)
+    except ModelError as error:
+        return Unknown(str(error), _FORMULA)
