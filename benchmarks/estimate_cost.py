@@ -15,8 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cift_probe.advise import fit
 from cift_probe.devices import read_devices
@@ -25,6 +24,7 @@ from cift_probe.expect import traced
 from cift_probe.models import read_models
 from cift_probe.plan import Plan, default_plan
 
+ROOT = Path(__file__).resolve().parent.parent
 NUM_QUICK, NUM_SLOW = 10, 2
 IMPORT_STACK = "import torch, transformers, peft, bitsandbytes; from trl import SFTTrainer"
 
@@ -58,7 +58,7 @@ def best(command: list[str], count: int) -> float:
 
 def trace(model: str, depth: Any) -> tuple[float, float]:
     """Return seconds of a trace, with and without the imports of its child processes."""
-    imports = []
+    imports: list[float] = []
     started = time.perf_counter()
     found = traced.trace(default_plan(model), depth=depth, on_import=imports.append)
     seconds = time.perf_counter() - started
@@ -74,7 +74,7 @@ def many() -> float:
     for model in list(read_models())[:25]:
         for method in ("qlora", "lora", "full"):
             stored: Any = "nf4" if method == "qlora" else "none"
-            plan = Plan(name="p", model=model, method=method, quantisation=stored)  # type: ignore[arg-type]
+            plan = Plan(name="p", model=model, method=method, quantisation=stored)
             for device in cards:
                 fit.answer(plan, device.name, device, fit.formula(plan, device))
     return time.process_time() - started

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from datetime import date
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
 from cift_probe import expect
 from cift_probe.evidence import Evidence, Known, Ledger, Scope, Unknown, absent
-from cift_probe.expect import predicted
+from cift_probe.expect import memory, predicted
 from cift_probe.expect.compat import RULES
 from cift_probe.expect.limits import read_limits
 from cift_probe.models import ModelShape
@@ -120,8 +119,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, int]]]:
         questions.append((plan.name, capability))
         return Estimate
 
-    formula = SimpleNamespace(predict=predict)
-    monkeypatch.setattr(predicted, "import_module", lambda _name: formula)
+    monkeypatch.setattr(memory, "predict", predict)
     return questions
 
 
@@ -169,29 +167,15 @@ def test_without_a_capability_nothing_is_predicted(field: str, missing: Evidence
 
 
 @pytest.mark.parametrize("field", PREDICTED)
-def test_without_a_formula_nothing_is_predicted(
-    monkeypatch: pytest.MonkeyPatch, field: str
-) -> None:
-    monkeypatch.setattr(predicted, "_FORMULA", "cift_probe.expect.no_such_formula")
-    found = expected_of(field)
-    assert isinstance(found, Unknown)
-    assert found.reason == "this version has no formula for memory"
-
-
-def test_a_formula_that_cannot_be_imported_for_another_reason_is_a_fault(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def broken(_name: str) -> None:
-        raise ModuleNotFoundError(name="something_else")
-
-    monkeypatch.setattr(predicted, "import_module", broken)
-    with pytest.raises(ModuleNotFoundError):
-        expected_of("peak")
+def test_a_card_that_the_formula_was_not_checked_for_is_not_asked_about(field: str) -> None:
+    found = expected_of(field, capability=Known("7.5", "capability"))
+    assert isinstance(found, Known)
+    assert found.absent == "the formula was not checked for compute capability 7.5"
 
 
 def test_a_formula_that_gives_no_number_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    none = SimpleNamespace(predict=lambda *_: Unknown("not checked for this architecture"))
-    monkeypatch.setattr(predicted, "import_module", lambda _name: none)
+    none = Unknown("not checked for this architecture")
+    monkeypatch.setattr(memory, "predict", lambda *_: none)
     assert expected_of("weights", plan="p") == Unknown("not checked for this architecture")
 
 

@@ -95,7 +95,9 @@ with FakeTensorMode(allow_non_fake_inputs=True), recorder:
 """
 
 
-def run_child(body: str, stand_ins: str = "stand_ins.STAND_INS") -> subprocess.CompletedProcess[str]:
+def run_child(
+    body: str, stand_ins: str = "stand_ins.STAND_INS"
+) -> subprocess.CompletedProcess[str]:
     code = IN_A_CHILD.format(body=body, stand_in_s=stand_ins)
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300

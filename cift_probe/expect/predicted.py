@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
-from typing import Any
 
-from cift_probe.evidence import Evidence, Known, Unknown
+from cift_probe.evidence import Evidence, Known, Unknown, absent
+from cift_probe.expect.estimate import Estimate
 from cift_probe.expect.limits import read_limits
 from cift_probe.models import ModelError, load_model
 from cift_probe.plan import REFERENCE_PLAN, Plan, PlanError, read_plan
 
 PREFIX = "plan.predicted."
 REFERENCE_PREFIX = "reference.predicted."  # of the small plan that every session runs whole
-_FORMULA = "cift_probe.expect.memory"
+FLASH_FROM = (8, 0)  # Ampere: flash attention and bfloat16
 _HALF, _FULL = 2, 4  # bytes of a number as it is computed, and as a loss or a metric reads it
 
 
@@ -29,13 +28,16 @@ def expect_predicted(field: str, plan: Plan, capability: Evidence) -> Evidence:
     if isinstance(capability, Unknown) or capability.absent:
         return capability
     major, _, minor = str(capability.value).partition(".")
-    estimate = _estimate(plan, (int(major), int(minor or 0)))
+    found = int(major), int(minor or 0)
+    if found < FLASH_FROM:
+        return absent(f"the formula was not checked for compute capability {capability.value}")
+    estimate = _estimate(plan, found)
     if isinstance(estimate, Unknown):
         return estimate
     return _part(field, estimate)
 
 
-def _part(field: str, estimate: Any) -> Evidence:
+def _part(field: str, estimate: Estimate) -> Evidence:
     source, parts = f"formula for {estimate.stack}", estimate.components
     told = {
         "peak": (estimate.peak_allocated_bytes, estimate.band),
@@ -90,15 +92,11 @@ def band_of(name: str) -> float:
     return float(str(read_limits()[name].value))
 
 
-def _estimate(plan: Plan, capability: tuple[int, int]) -> Any:
+def _estimate(plan: Plan, capability: tuple[int, int]) -> Estimate | Unknown:
     """Return the formula's estimate, or why there is none."""
+    from cift_probe.expect.memory import predict  # a session that asks for none need not load it
+
     try:
-        formula = import_module(_FORMULA)
-    except ModuleNotFoundError as error:
-        if error.name != _FORMULA:
-            raise
-        return Unknown("this version has no formula for memory", _FORMULA)
-    try:
-        return formula.predict(plan, load_model(plan.model), capability)
+        return predict(plan, load_model(plan.model), capability)
     except ModelError as error:
-        return Unknown(str(error), _FORMULA)
+        return Unknown(str(error))

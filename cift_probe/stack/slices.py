@@ -65,7 +65,8 @@ def quantization_of(plan: Plan) -> Any:
 def random_state(outline: Any, dtype: Any) -> dict[str, Any]:
     """Return weights for every parameter of a model on the meta device, drawn from N(0, 0.02).
 
-    Norm weights are 1, as at initialisation. Parameters of one shape share one tensor.
+    Norm weights are 1, as at initialisation. Parameters of one shape share one tensor. Of weights
+    that the model ties only the first has a name here, as in the files that people load.
     """
     import torch
 
@@ -73,7 +74,12 @@ def random_state(outline: Any, dtype: Any) -> dict[str, Any]:
     tile = torch.randn(_TILE, generator=generator).mul_(_SPREAD).to(dtype)
     made: dict[tuple[int, ...], Any] = {}
     state = {}
+    outline.tie_weights()
+    once = {name for name, _ in outline.named_parameters()}
+    tied = {name for name, _ in outline.named_parameters(remove_duplicate=False)} - once
     for name, weight in outline.state_dict().items():
+        if name in tied:
+            continue
         shape = tuple(weight.shape)
         if len(shape) < 2:  # noqa: PLR2004 - a norm's scale or a bias
             state[name] = (torch.zeros if name.endswith("bias") else torch.ones)(shape, dtype=dtype)

@@ -104,7 +104,7 @@ def trace(plan: Plan, num_layers: int, gpu: FakeGpu) -> Any:
         recorder,
         tempfile.TemporaryDirectory() as folder,
     ):
-        patches.state(facts, packed=plan.packing)
+        patches.state(facts, gpu.capability, packed=plan.packing)
         model = slices.build_slice(plan, num_layers, "cuda:0")
         gc.collect()
         recorder.loaded()

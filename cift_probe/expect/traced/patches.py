@@ -18,6 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from cift_probe.expect.traced.stand_ins import Facts
 
 _MAX_FLASH_HEAD = 256  # sdp_utils.cpp, check_head_dim_size_flash
+_FLASH_FROM = (8, 0)  # the same file, check_flash_attention_hardware
+_CARD: dict[str, bool] = {}
 _LIBRARY: list[Any] = []
 
 
@@ -28,8 +30,9 @@ def install() -> None:
     _patch_trl()
 
 
-def state(facts: Facts, *, packed: bool) -> None:
-    """State the plan's data to transformers, and make what the fake tensors' mode must own."""
+def state(facts: Facts, capability: tuple[int, int], *, packed: bool) -> None:
+    """State the plan's data and card, and make what the fake tensors' mode must own."""
+    _CARD["has flash"] = capability >= _FLASH_FROM
     _patch_masks(facts, packed=packed)
     with suppress(ImportError):
         import bitsandbytes.functional
@@ -108,7 +111,8 @@ def _attention(  # noqa: PLR0917 - torch's signature
             attn_mask = attn_mask.to(dtype)
     with torch.autocast("cuda", enabled=False):
         half = query.dtype in (torch.bfloat16, torch.float16)
-        if attn_mask is None and half and query.shape[-1] <= _MAX_FLASH_HEAD:
+        flash_can = _CARD["has flash"] and half and query.shape[-1] <= _MAX_FLASH_HEAD
+        if attn_mask is None and flash_can:
             flash = torch.ops.aten._scaled_dot_product_flash_attention  # noqa: SLF001 - its name
             return flash(
                 query, key, value, dropout_p, is_causal, return_debug_mask=False, scale=scale
