@@ -100,7 +100,9 @@ def flash(batch: int, heads: int, key_heads: int, length: int, head: int) -> Any
     """Return a case of flash attention's backward pass."""
 
     def made(count: int) -> Any:
-        return torch.randn(batch, count, length, head, device="cuda", dtype=torch.bfloat16)
+        # as models make it: the heads are taken apart after the projection
+        flat = torch.randn(batch, length, count, head, device="cuda", dtype=torch.bfloat16)
+        return flat.transpose(1, 2)
 
     query, key, value = made(heads), made(key_heads), made(key_heads)
     forward = aten._scaled_dot_product_flash_attention.default  # noqa: SLF001 - as above

@@ -176,9 +176,9 @@ def test_an_optimizer_that_does_not_page_is_seen() -> None:
 
 
 def test_memory_that_somebody_pages_too_is_seen(card: Card) -> None:
-    on_device, in_torch = numbers("held_memory")
-    assert (on_device, in_torch) == (STATE + 64 * MIB, 0)
-    assert read_limits()["paged.state"].band < 64 * MIB / STATE
+    on_device, _ = numbers("held_memory")
+    assert on_device == STATE + STATE // 2  # another half is paged
+    assert read_limits()["paged.state"].band < 0.5
     assert card.free + card.allocated == 8 << 30
 
 

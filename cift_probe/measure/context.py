@@ -134,5 +134,5 @@ class _Outside:
 
 
 def _fragments(torch: Any, free: int) -> list[Any]:
-    """Hold a tenth of what was free, so that less of it is in one piece."""
-    return [torch.empty(free // 10, dtype=torch.uint8, device="cuda")]
+    """Hold a quarter of what was free, so that less of it is in one piece."""
+    return [torch.empty(free // 4, dtype=torch.uint8, device="cuda")]

@@ -10,7 +10,6 @@ from cift_probe.measure.declare import Task, instrument
 
 NUM_PARAMETERS = 1 << 25
 _NUM_SMALL = 1 << 18  # what bitsandbytes pages is larger than 1e5
-_HELD_BYTES = 64 << 20
 _CONCURRENT_MANAGED_ACCESS = 89  # CUDA Driver API, CUdevice_attribute
 _LIBRARY = "libcuda.so.1"
 
@@ -60,9 +59,7 @@ def take_step(torch: Any, task: Task) -> dict[str, Evidence]:
         free, reserved, allocated = told(torch)
         optimizer.step()
         if task.fault == "held_memory":
-            held = bitsandbytes.functional.get_paged(_HELD_BYTES, dtype=torch.uint8)
-            bitsandbytes.functional.fill(held, 1)
-            paged_tensors(bitsandbytes).append(held)
+            one_step(torch, paged, NUM_PARAMETERS // 2)
         free_after, reserved_after, allocated_after = told(torch)
     finally:
         release(bitsandbytes)

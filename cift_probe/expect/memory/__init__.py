@@ -55,7 +55,8 @@ def predict_profile(
         ledger = ledger_of(plan, profile, architecture)
     workspace = 2 * _WORKSPACE.get(capability[0], _SMALL_WORKSPACE)
     peak = ledger.instants[ledger.instant] + workspace
-    room = required_room(peak, ledger.largest, packed=plan.method == "qlora")
+    full_logits = profile.loss not in {"fused", "chunked"}
+    room = required_room(peak, ledger.largest, plan.method, full_logits=full_logits)
     return Estimate(
         tier="formula",
         peak_allocated_bytes=peak,

@@ -4,19 +4,17 @@ Blocks are rounded and split (c10/cuda/CUDACachingAllocator.cpp): a remainder of
 large block stays with it, segments are multiples of 2 MiB, and a hole that one of the largest
 tensors left is often too small, or no longer whole, when the next one of its size is wanted.
 
-The shares were measured: smallest caps found by bisection of 37 traced steps replayed through a
-model of that allocator (`tests/data/room_measurements.jsonl`); the model was compared with an H200.
+How much that is depends on the order of things, which a ledger does not have. The shares were
+measured: smallest caps of the "build" half of the traced steps in `tests/data/traced_steps.jsonl`
+(`scripts/trace_grid.py`), each replayed through a model of the allocator that was compared with an
+H200; the other half is in `tests/test_formula.py`.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-SHARE_OF_PEAK = 0.015
-SHARE_OF_LARGEST = 0.6
-# unpacked weights of several sizes come and go between the activations
-SHARE_OF_LARGEST_PACKED = 0.8
-BAND = 0.1
+SEGMENT_SLACK = 64 << 20  # three segments of 20 MiB, which small plans do not fill
 
 
 class Room(NamedTuple):
@@ -26,7 +24,28 @@ class Room(NamedTuple):
     band: float
 
 
-def required_room(peak: int, largest: int, *, packed: bool) -> Room:
-    """Return the point estimate from the peak and the largest single tensor, both in bytes."""
-    share = SHARE_OF_LARGEST_PACKED if packed else SHARE_OF_LARGEST
-    return Room(int(peak * (1 + SHARE_OF_PEAK) + share * largest), BAND)
+class Shares(NamedTuple):
+    """Room beyond the peak: a share of the peak, and one of the largest single tensor."""
+
+    of_peak: float
+    of_largest: float
+    band: float
+
+
+# method, and whether the whole batch's logits exist at once
+_SHARES = {
+    ("full", True): Shares(0.0, 1.1, 0.12),
+    ("full", False): Shares(0.03, 0.45, 0.08),
+    ("lora", True): Shares(0.07, 0.0, 0.17),
+    ("lora", False): Shares(0.03, 0.5, 0.08),
+    ("qlora", True): Shares(0.015, 0.85, 0.15),
+    ("qlora", False): Shares(0.025, 0.75, 0.08),
+}
+_INFERENCE = Shares(0.015, 0.6, 0.1)  # not replayed: the layers' share with plain weights
+
+
+def required_room(peak: int, largest: int, method: str, *, full_logits: bool) -> Room:
+    """Return the room from the peak and the largest single tensor, both in bytes."""
+    shares = _SHARES.get((method, full_logits), _INFERENCE)
+    size = int(peak * (1 + shares.of_peak) + shares.of_largest * largest)
+    return Room(size, max(shares.band, SEGMENT_SLACK / size))

@@ -46,7 +46,10 @@ def import_stack() -> None:
     import peft  # noqa: F401
     import transformers  # noqa: F401
 
-    with suppress(ImportError):
+    if not hasattr(torch._C, "_cuda_getCurrentRawStream"):  # noqa: SLF001 - a build without CUDA
+        torch._C._cuda_getCurrentRawStream = lambda *_: 0  # noqa: SLF001
+    with suppress(ImportError, AttributeError, RuntimeError):
+        import bitsandbytes.backends.cuda.ops  # its own choice of kernels is asked
         import bitsandbytes.backends.utils  # noqa: F401
     with suppress(ImportError):
         import trl.kernels.chunked_logprob  # noqa: F401

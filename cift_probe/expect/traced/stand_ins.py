@@ -23,6 +23,8 @@ StandIn = Callable[..., Any]
 STAND_INS: dict[Any, StandIn] = {}
 TEMPORARIES: dict[Any, Callable[..., int]] = {}
 _BLOCK = 512
+_NESTED_SCALES = 7  # position of absmax_8bit in gemm_4bit
+_ROWS_PER_THREAD = 10  # NROWS_PER_THREAD
 _LARGE_WORKSPACE = (9, 10)  # major compute capability: Hopper, and Blackwell of data centres
 
 
@@ -206,13 +208,29 @@ def cublas_workspace(capability: tuple[int, int]) -> int:
 def dequantised_weight(args: Any, kwargs: Any, _result: Any) -> int:
     """Return bytes of a 4-bit product's weight in the inputs' dtype, and its scales in fp32.
 
-    bitsandbytes/backends/cuda/ops.py, gemm_4bit: above a few rows it dequantises and calls
-    cuBLAS.
+    bitsandbytes/backends/cuda/ops.py, gemm_4bit: unless few rows let a fused kernel do it, the
+    nested scales are reconstructed, then once more with their offset, then the weight.
     """
     inputs, shape = args[0], args[2]
+    if _is_fused(inputs, shape, args[4]):
+        return 0
     size = rounded(shape[0] * inputs.shape[-1] * inputs.element_size())
     scales = kwargs.get("absmax_8bit")
-    return size + (rounded(scales.numel() * 4) if scales is not None else 0)
+    if scales is None and len(args) > _NESTED_SCALES:
+        scales = args[_NESTED_SCALES]
+    return size + (2 * rounded(scales.numel() * 4) if scales is not None else 0)
+
+
+def _is_fused(inputs: Any, shape: Any, blocksize: int) -> bool:
+    """Ask bitsandbytes itself which of its kernels takes a product on this card."""
+    try:
+        from bitsandbytes.backends.cuda import ops
+    except (ImportError, AttributeError, RuntimeError):
+        return False  # it cannot be asked: rather too much than too little
+    rows, inner = inputs.numel() // inputs.shape[-1], inputs.shape[-1]
+    if rows > ops._gemm_4bit_custom_max_m or inner % blocksize:  # noqa: SLF001 - its own dispatch
+        return False
+    return bool(ops._gemm_4bit_use_custom_fn(0, inputs.dtype, rows, shape[0], inner))  # noqa: SLF001
 
 
 @temporary(aten._scaled_dot_product_flash_attention_backward.default)  # noqa: SLF001 - as above
@@ -230,20 +248,27 @@ def flash_backward(args: Any, _kwargs: Any, _result: Any) -> int:
     size += rounded(batch * heads * padded_length * 4)
     if key.shape[1] != heads:
         size += 2 * rounded(batch * key.shape[2] * heads * padded_head * 2)
+    # _flash_attention_backward: both are made contiguous with the sequence before the heads
+    for tensor in (args[0], args[4]):
+        if not tensor.transpose(1, 2).is_contiguous():
+            size += rounded(tensor.numel() * tensor.element_size())
     return size
 
 
 @temporary(aten.embedding_dense_backward.default)
 def embedding_backward(args: Any, _kwargs: Any, result: Any) -> int:
-    """Sorted indices and partial sums: an upper bound, the real ones depend on repeated tokens.
+    """Sorted indices and partial sums, of which the kernel makes as many as there could be.
 
     aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu: up to 3072 indices one kernel does
-    without; above, sorting takes six int64 arrays and the sums one fp32 row per index.
+    without; above, sorting takes int64 arrays, and each run of 10 equal indices, of which there
+    are at most one more per word, an fp32 row.
     """
     num_indices = args[1].numel()
     if num_indices <= 3072:  # noqa: PLR2004 - the kernel's own limit
         return 0
-    return rounded(num_indices * result.shape[1] * 4) + 6 * rounded(num_indices * 8)
+    words, hidden = result.shape
+    num_sums = num_indices // _ROWS_PER_THREAD + min(num_indices, words)
+    return rounded(num_sums * hidden * 4) + 6 * rounded(num_indices * 8)
 
 
 @temporary(aten._softmax_backward_data.default)  # noqa: SLF001 - the operation's name
