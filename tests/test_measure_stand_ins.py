@@ -155,8 +155,8 @@ class CountedMemory:
         memory.served -= size
 
         class Tensor:
-            def fill_(self, _value: int) -> None:
-                memory.num_written += size
+            def fill_(self, value: int) -> None:
+                memory.num_written += size if value == 1 else 0  # the second write is timed
 
             def __del__(self) -> None:
                 memory.free += size
@@ -188,6 +188,7 @@ class CountedMemory:
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountedMemory]:
     counted = CountedMemory()
+    monkeypatch.setattr(memory_space, "_write_pace", lambda *_: 1e-12)  # always as fast
     monkeypatch.setitem(sys.modules, "torch", counted)
     yield counted
     assert counted.free == 10 * GIB  # all was given back
@@ -196,6 +197,10 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountedMemory]:
 def space(**asked: Any) -> tuple[float, float]:
     seen = memory_space.measure_memory_space(Task("gpu0", **asked))
     assert set(seen) == set(memory_space.PRODUCES)
+    if asked.get("fault") != "spilled":
+        told = seen["device.spill"]
+        assert isinstance(told, Known)
+        assert "speed of the device" in told.absent
     return number(seen["device.allocatable.share"]), number(seen["device.usable.bytes"])
 
 
@@ -213,6 +218,13 @@ def test_memory_that_somebody_holds_is_not_usable() -> None:
 @pytest.mark.usefixtures("memory")
 def test_memory_that_is_refused_is_not_allocatable() -> None:
     assert space(fault="refused") == (0.1, 10 * GIB)
+
+
+@pytest.mark.usefixtures("memory")
+def test_memory_that_comes_from_the_host_is_not_usable() -> None:
+    assert space(fault="spilled") == (0.1, GIB)
+    spill = memory_space.measure_memory_space(Task("gpu0", fault="spilled"))["device.spill"]
+    assert number(spill) == GIB
 
 
 def test_memory_that_runs_out_early_counts_as_far_as_it_went(memory: CountedMemory) -> None:

@@ -46,3 +46,22 @@ def test_free_memory_can_be_allocated(measured: Reading, expected: Reading) -> F
     Fix: look for other processes, a vGPU profile, or an allocator setting in the environment.
     """
     return at_least(measured["device.allocatable.share"], expected["device.allocatable.share.min"])
+
+
+@check("MEM017", after=("MEM003",), severity="should", device="gpu", domain="environment")
+def test_little_stands_between_the_card_and_a_tensor(
+    measured: Reading, expected: Reading
+) -> Finding:
+    """The CUDA context stays small, and what is free can be had in one piece.
+
+    Why: what a context holds, and what fragments divide, is no room for a training step.
+
+    Fix: look for libraries that allocate past torch, CUDA_MODULE_LOADING=EAGER, a debugger or
+    profiler, or a driver with a history of other allocations; start a fresh process.
+    """
+    return all_of(
+        at_most(measured["device.context.bytes"], expected["device.context.bytes.max"]),
+        at_least(
+            measured["device.largest_block.share"], expected["device.largest_block.share.min"]
+        ),
+    )
