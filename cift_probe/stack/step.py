@@ -132,7 +132,9 @@ def _transformers(plan: Plan, model: Any, torch_device: str, folder: Path, num_s
 
 
 def _optim(plan: Plan) -> dict[str, str]:
-    return {} if plan.optimizer == "adamw_torch_loop" else {"optim": plan.optimizer}
+    chosen = {} if plan.optimizer == "adamw_torch_loop" else {"optim": plan.optimizer}
+    # rows of two lengths in turn: by lot a batch could hold long ones alone, another none
+    return chosen | ({"train_sampling_strategy": "sequential"} if plan.padding else {})
 
 
 def _loop(plan: Plan) -> tuple[Any, dict[str, Any]] | None:
