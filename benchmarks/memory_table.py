@@ -20,13 +20,12 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from cift_probe.expect.memory import predict
-
 from cift_probe.evidence import Unknown
+from cift_probe.expect.memory import predict
 from cift_probe.models import load_model
 from cift_probe.plan import Plan
 
-PEAK, ROOM = "peak allocated", "smallest cap"
+PEAK, RESERVED, ROOM = "peak allocated", "reserved", "smallest cap"
 
 
 class Error(NamedTuple):
@@ -55,7 +54,7 @@ def main(arguments: list[str]) -> int:
     print("|---|---|---|---|---|---|")
     for tier in ("sliced", "traced", "traced-periods", "formula"):
         for stack in ("trl", "raw", "transformers"):
-            for quantity in (PEAK, ROOM):
+            for quantity in (PEAK, RESERVED, ROOM):
                 chosen = [
                     item
                     for item in found
@@ -77,7 +76,8 @@ def line(tier: str, stack: str, quantity: str, values: list[float]) -> str:
 def errors(rows: list[dict[str, Any]]) -> Iterable[Error]:
     """Yield every comparison that the rows allow."""
     good = [row for row in rows if "fault" not in row]
-    peaks = {row["plan"]["name"]: row["peak_bytes"] for row in good if row["tier"] == "measured"}
+    measured = {row["plan"]["name"]: row for row in good if row["tier"] == "measured"}
+    peaks = {name: row["peak_bytes"] for name, row in measured.items()}
     caps = {row["plan"]["name"]: row for row in good if row["tier"] == "cap"}
     for row in good:
         plan = msgspec.convert(row["plan"], Plan)
@@ -95,6 +95,9 @@ def errors(rows: list[dict[str, Any]]) -> Iterable[Error]:
             continue
         if plan.name in peaks:
             yield Error(plan, answered["tier"], PEAK, answered["peak_bytes"] / peaks[plan.name] - 1)
+        if plan.name in measured and answered.get("reserved_bytes"):
+            truth = measured[plan.name]["reserved_bytes"]
+            yield Error(plan, answered["tier"], RESERVED, answered["reserved_bytes"] / truth - 1)
         if plan.name in caps and answered["tier"] != "sliced":
             error = cap_error(answered["required_bytes"], caps[plan.name])
             yield Error(plan, answered["tier"], ROOM, error)

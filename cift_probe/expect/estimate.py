@@ -24,7 +24,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
     `peak_allocated_bytes` is the largest instant of `instants`, whose name is `instant`;
     `components` sum to it. `required_bytes` is the smallest room in which the allocator can run
-    the step, loading included; `expandable_bytes` the same with expandable segments. The bands
+    the step, loading included; `expandable_bytes` the same with expandable segments;
+    `reserved_bytes` what it takes of a card where nothing bounds it. The bands
     are relative errors. `stack` names the code that the numbers are about, with versions. `holds`
     are the largest tensors at the peak, where the tier knows them.
     """
@@ -39,6 +40,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     instants: dict[str, int]
     components: dict[str, int] = {}
     expandable_bytes: int | None = None
+    reserved_bytes: int | None = None
     holds: tuple[Holding, ...] = ()
     note: str = ""
 

@@ -104,6 +104,7 @@ def _whole(traced: Traced) -> Estimate:
         instants=traced.instants,
         components=traced.components,
         expandable_bytes=traced.expandable,
+        reserved_bytes=traced.reserved,
         holds=tuple(traced.holds),
     )
 
