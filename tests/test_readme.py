@@ -42,6 +42,14 @@ def test_the_report_command_prints_the_run(tmp_path: Path) -> None:
     assert as_json.text == (session.folders[-1] / "report.json").read_text()
 
 
+@pytest.mark.parametrize("command", [item for item in COMMANDS if item.startswith("cift est")])
+def test_an_estimate_answers_as_printed(tmp_path: Path, command: str) -> None:
+    session = run_cift(tmp_path, *command.split()[1:])
+    assert session.code in {0, 1, 10}, session.text
+    if command == "cift estimate llama-3.1-8b --gpu rtx-4090":
+        assert session.text.splitlines()[0] in README
+
+
 def test_the_plan_is_a_plan() -> None:
     assert parse_plan(plan_of_the_readme(), "README.md", "my-plan").sequence_length == 4096
 
