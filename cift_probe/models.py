@@ -22,9 +22,22 @@ from cift_probe.data import read_rows
 MODELS = "models.toml"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _MAX_FILE_BYTES = 4 << 20
-_MAX_COUNT = 1 << 40
+_MAX_COUNT = 1 << 28  # far above every size that a model has
 _TIMEOUT_S = 10.0
 _NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+# sizes that a configuration may leave out, but not fill with anything else
+_SIZES = (
+    "intermediate_size",
+    "moe_intermediate_size",
+    "num_key_value_heads",
+    "head_dim",
+    "num_experts",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "sliding_window",
+    "max_position_embeddings",
+)
+_FLAGS = ("tie_word_embeddings", "attention_bias", "use_sliding_window")
 # older families write these names; transformers maps them in each config's `attribute_map`
 _OLDER_NAMES = {
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
@@ -133,9 +146,40 @@ def parse_config(content: bytes, place: str) -> ModelShape:
         message = f"{place}: has no model_type; name the config.json of a transformers model"
         raise ModelError(message)
     shape = ModelShape(config, place, note=note)
-    for field in _NEEDED:
-        shape.count(field)
+    _check(shape)
     return shape
+
+
+def _check(shape: ModelShape) -> None:
+    """Raise ModelError for a field that no model can have, naming field and value."""
+    for field in (*_NEEDED, *(name for name in _SIZES if shape.config.get(name) is not None)):
+        shape.count(field)
+    for field in _FLAGS:
+        value = shape.config.get(field)
+        if value is not None and not isinstance(value, bool):
+            message = f"{shape.source}: {field} = {str(value)[:40]} is neither true nor false"
+            raise ModelError(message)
+    heads, hidden = shape.count("num_attention_heads"), shape.count("hidden_size")
+    groups = shape.config.get("num_key_value_heads") or heads
+    if heads % groups or (shape.config.get("head_dim") is None and hidden % heads):
+        message = (
+            f"{shape.source}: {heads} attention heads go neither into {groups} key-value heads "
+            f"nor into a hidden size of {hidden}"
+        )
+        raise ModelError(message)
+    types = shape.config.get("layer_types")
+    layers = shape.num_hidden_layers
+    if types is not None and (not isinstance(types, list) or len(types) != layers):
+        message = f"{shape.source}: layer_types is no list of {layers} entries"
+        raise ModelError(message)
+    stored = shape.config.get("quantization_config")
+    how = stored.get("quant_method") if isinstance(stored, dict) else stored
+    if how not in {None, "bitsandbytes"}:
+        message = (
+            f"{shape.source}: its weights are stored in {str(how)[:40]}, which no tier models; "
+            "name the model that it was made from"
+        )
+        raise ModelError(message)
 
 
 def _load_file(path: Path) -> ModelShape:

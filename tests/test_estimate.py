@@ -177,6 +177,46 @@ def test_a_configuration_without_what_is_needed_is_refused(
     assert words in err
 
 
+GOOD = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"intermediate_size": "x"}, "intermediate_size = x is no positive whole number"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads = 0"),
+        ({"num_key_value_heads": 3}, "4 attention heads go neither into 3 key-value heads"),
+        ({"num_attention_heads": 7}, "nor into a hidden size of 64"),
+        ({"head_dim": -4}, "head_dim = -4"),
+        ({"hidden_size": 99_999_999_999}, "hidden_size = 99999999999"),
+        ({"hidden_size": 1e9}, "hidden_size = 1000000000.0"),
+        ({"vocab_size": True}, "vocab_size = True"),
+        ({"sliding_window": "a"}, "sliding_window = a"),
+        ({"tie_word_embeddings": "yes"}, "neither true nor false"),
+        ({"layer_types": 5}, "layer_types is no list of 2 entries"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "stored in gptq"),
+        ({"model_type": 5}, "has no model_type"),
+    ],
+)
+def test_a_configuration_that_no_model_has_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, changed: dict[str, Any], words: str
+) -> None:
+    ask = (str(tmp_path), "--vram", "8GiB", "--method", "lora", "--rank", "4", "--seq", "128")
+    (tmp_path / "config.json").write_text(json.dumps(GOOD))
+    assert estimate(capsys, *ask)[0] == 0
+    (tmp_path / "config.json").write_text(json.dumps(GOOD | changed))
+    code, out, err = estimate(capsys, *ask)
+    assert (code, out, err.count("\n")) == (4, "", 1)
+    assert words in err
+
+
 def test_gigabytes_are_not_gibibytes(capsys: pytest.CaptureFixture[str]) -> None:
     decimal = told(capsys, "llama-3.1-8b", "--vram", "24GB")["usable_bytes"]
     binary = told(capsys, "llama-3.1-8b", "--vram", "24GiB")["usable_bytes"]
