@@ -88,7 +88,7 @@ from cift_probe.expect.traced.fake_device import FakeGpu, install
 from cift_probe.expect.traced.recorder import Recorder
 from torch._subclasses.fake_tensor import FakeTensorMode
 install(FakeGpu())
-stand_ins.use_facts(stand_ins.Facts((8, 8), 8), (9, 0))
+stand_ins.use_facts(stand_ins.Facts((8, 8), 8))
 recorder = Recorder({stand_in_s}, {{}})
 with FakeTensorMode(allow_non_fake_inputs=True), recorder:
     {body}

@@ -14,9 +14,11 @@ from typing import Any
 class Marks:
     """Calls `note(instant)` at the end of each instant of each step.
 
-    Without checkpointing, or in a loop of one's own, the same instants are told. The backward
-    pass of all layers but the last is one instant: its maximum lies at one of its ends, and the
-    end at the last layer is an instant of its own.
+    The names are the same for every trainer and loop. Where nothing before the layers learns and
+    nothing is checkpointed, no gradient reaches the first layer's input, and "backward of the
+    layers" is not told apart from what follows it. The backward pass of all layers but the last is
+    one instant: its maximum lies at one of its ends, and the end at the last layer is an instant
+    of its own.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:

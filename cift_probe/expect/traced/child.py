@@ -92,7 +92,7 @@ def trace(plan: Plan, num_layers: int, gpu: FakeGpu) -> Any:
     from cift_probe.stack.step import prepare_step
 
     facts = facts_of(plan)
-    stand_ins.use_facts(facts, gpu.capability)
+    stand_ins.use_facts(facts)
     workspace = stand_ins.cublas_workspace(gpu.capability)
     recorder = Recorder(
         stand_ins.STAND_INS, stand_ins.TEMPORARIES, (stand_ins.MATRIX_PRODUCTS, workspace)

@@ -75,17 +75,17 @@ def rounded(num_bytes: int) -> int:
     return -(-num_bytes // _BLOCK) * _BLOCK
 
 
-def use_facts(facts: Facts, capability: tuple[int, int]) -> None:
+def use_facts(facts: Facts) -> None:
     """State the facts of the plan to the stand-ins of this process."""
-    _FACTS["data"], _FACTS["capability"] = facts, capability
+    _FACTS["data"] = facts
 
 
-_FACTS: dict[str, Any] = {}
+_FACTS: dict[str, Facts] = {}
 _TRUE: set[int] = set()
 
 
 def _facts() -> Facts:
-    return _FACTS["data"]  # type: ignore[no-any-return]  # set by use_facts
+    return _FACTS["data"]
 
 
 def _count(num_elements: int) -> int:
