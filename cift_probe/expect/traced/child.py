@@ -116,6 +116,7 @@ def trace(plan: Plan, num_layers: int, gpu: FakeGpu) -> Any:
             folder=Path(folder),
             num_steps=NUM_STEPS,
         )
+        recorder.name_modules(model)
         del model
         step()
     return recorder

@@ -103,13 +103,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._persistent.add(operation)
             self._allocate(num_bytes, Origin(operation, (), "", ""))
 
-    def forget(self, tensor: Any) -> None:
-        """Record that a tensor does not take device memory after all."""
-        self._release(tensor.untyped_storage()._cdata)  # noqa: SLF001 - the identity of a storage
+    def name_modules(self, model: Any) -> None:
+        """Give weights their names, and what is allocated from here the module that ran last.
 
-    def id_of(self, tensor: Any) -> int | None:
-        """Return the id under which a tensor's storage was recorded."""
-        return self._ids.get(tensor.untyped_storage()._cdata)  # noqa: SLF001 - as above
+        In the backward pass that is the last one of the layer that was computed again.
+        """
+        for name, weight in model.named_parameters():
+            found = self._ids.get(weight.untyped_storage()._cdata)  # noqa: SLF001 - its identity
+            if found is not None:
+                self.origins[found] = self.origins[found]._replace(module=name)
+        for name, module in model.named_modules():
+            if not any(True for _ in module.children()):
+                module.register_forward_pre_hook(self._enters(name))
+
+    def _enters(self, name: str) -> Callable[[Any, Any], None]:
+        def enter(_module: Any, _args: Any) -> None:
+            self.module = name
+
+        return enter
 
     def _keep(self, func: Any, result: Any) -> None:
         if isinstance(result, torch.Tensor):
