@@ -135,13 +135,6 @@ def test_gradients_that_the_engine_adds_take_no_further_memory() -> None:
     assert int(seen.stdout) == 11, seen.stderr
 
 
-def test_a_list_as_index_goes_through_the_mode() -> None:
-    body = 'print(tuple(torch.ones(4, 6, device="cuda")[..., [-2]].shape))'
-    patched = "from cift_probe.expect.traced import patches; patches._patch_torch(); "
-    assert run_child(body).returncode != 0  # torch's C++ would put the list on a device
-    assert run_child(patched + body).stdout.strip() == "(4, 1)"
-
-
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traced, "_version", lambda name: None if name == "trl" else "1")
     found = traced.trace(Plan(name="x", model="smollm2-135m"))
