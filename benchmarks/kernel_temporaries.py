@@ -93,7 +93,26 @@ def cases() -> Iterator[tuple[str, str, Any, tuple[Any, ...], dict[str, Any]]]:
             args = (output.clone(), output, -1, dtype)
             func = aten._softmax_backward_data.default  # noqa: SLF001 - the operation's name
             yield "softmax backward", f"{shape} {dtype}", func, args, {}
+    for dtype in (torch.float16, torch.float32):
+        for heads, length, head in ((32, 2048, 128), (16, 1000, 64), (8, 1024, 256)):
+            yield efficient(heads, length, head, dtype)
+    scores = torch.randn(2, 16, 2048, 2048, device="cuda")
+    args = (scores, -1)
+    yield "safe softmax", f"{scores.shape}", aten._safe_softmax.default, args, {}  # noqa: SLF001
     yield from four_bit()
+    yield from eight_bit()
+
+
+def efficient(heads: int, length: int, head: int, dtype: Any) -> Any:
+    """Return a case of the memory-efficient kernel's backward pass."""
+    shape = (1, heads, length, head)
+    query, key, value = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(3))
+    forward = aten._scaled_dot_product_efficient_attention.default  # noqa: SLF001 - as above
+    out, sums, seed, offset = forward(query, key, value, None, True, 0.0, True)  # noqa: FBT003
+    grad = torch.randn_like(out)
+    args = (grad, query, key, value, None, out, sums, seed, offset, 0.0, [True] * 3 + [False], True)
+    func = aten._scaled_dot_product_efficient_attention_backward.default  # noqa: SLF001 - as above
+    return "memory-efficient attention backward", f"{shape} {dtype}", func, args, {}
 
 
 def flash(batch: int, heads: int, key_heads: int, length: int, head: int) -> Any:
@@ -134,6 +153,27 @@ def four_bit() -> Iterator[Any]:
             layer(inputs)
         for args, kwargs in seen:
             yield "4-bit product", f"{(rows, inner)} x {(inner, outer)}", func, args, kwargs
+
+
+def eight_bit() -> Iterator[Any]:
+    """Yield what an 8-bit product does with inputs that have no outliers."""
+    names = ("int8_vectorwise_quant", "int8_mixed_scaled_mm")
+    functions = [operation("bitsandbytes", name) for name in names]
+    if None in functions:
+        return
+    from bitsandbytes.nn import Linear8bitLt
+
+    for rows, inner, outer in ((2048, 4096, 14336), (4096, 2048, 2048)):
+        layer = Linear8bitLt(inner, outer, bias=False, has_fp16_weights=False, threshold=6.0)
+        layer = layer.to("cuda")
+        inputs = torch.rand(rows, inner, device="cuda", dtype=torch.bfloat16)
+        for func in functions:
+            seen: list[Any] = []
+            with Catch(func, seen), torch.no_grad():
+                layer(inputs)
+            for args, kwargs in seen:
+                shape = f"{(rows, inner)} x {(inner, outer)}"
+                yield f"8-bit {func.name().partition('::')[2]}", shape, func, args, kwargs
 
 
 class Catch(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[no-untyped-call]  # noqa: SLF001

@@ -1,6 +1,7 @@
 """Trace a grid of plans with the installed stack: what the formula tier is held against.
 
-    python scripts/trace_grid.py [tests/data/traced_steps.jsonl] [--num NUMBER] [--part 0/1]
+    python scripts/trace_grid.py [tests/data/traced_steps.jsonl] [--part 0/1]
+        [--num NUMBER] [--num-others NUMBER]
 
 Appends one line per plan and skips plans that are there. Remake the file when the stack moves:
 delete it and run this again (some 10 s a plan). The draw is reproducible; every second plan is
@@ -15,7 +16,7 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,12 +28,33 @@ from cift_probe.plan import Plan, PlanError, check_plan
 from cift_probe.worker import Worker, WorkerFaultError
 
 SEED = 20261201
+OTHER_MODELS = (
+    "llama-3.2-1b",
+    "pythia-1.4b",
+    "qwen3-0.6b",
+    "falcon-7b",
+    "gemma-3-1b",
+    "phi-2",
+    "olmoe-1b-7b",
+    "starcoder2-3b",
+    "phi-3-mini",
+    "granite-3.1-2b",
+    "olmo-2-7b",
+)
 LAYERS = (2, 4, 6, 8, 12)  # of the pattern's whole periods where a model has one
 ROOT = Path(__file__).resolve().parent.parent
 DEADLINE_S = 600.0
 
 
-def draw(count: int) -> Iterator[tuple[Plan, int]]:
+class Case(NamedTuple):
+    """A plan, how many layers of its model, and the card's compute capability."""
+
+    plan: Plan
+    layers: int
+    capability: tuple[int, int] = (9, 0)
+
+
+def draw(count: int) -> Iterator[Case]:
     """Yield plans and numbers of layers: every model, method and stack in turn, the rest by lot."""
     chance = random.Random(SEED)  # noqa: S311 - a reproducible grid, not a secret
     models = [name for name in sorted(read_models()) if "distill" not in name]
@@ -61,8 +83,42 @@ def draw(count: int) -> Iterator[tuple[Plan, int]]:
             check_plan(plan)
         except (PlanError, ModelError):
             plan = msgspec.structs.replace(plan, sequence_length=512)
-        yield plan, layers
+        yield Case(plan, layers)
         made += 1
+
+
+def draw_others(count: int) -> Iterator[Case]:
+    """Yield plans in other types, on other cards, with masks, in 8 bits and of other optimizers.
+
+    Every way to choose an attention kernel is among them.
+    """
+    chance = random.Random(SEED + 1)  # noqa: S311 - as above
+    for number in range(count):
+        method = ("qlora", "lora", "full")[number % 3]
+        stored = chance.choice(("nf4", "int8", "fp4")) if method == "qlora" else "none"
+        batch_size = chance.choice((1, 2))
+        masked = chance.choice(("", "", "padding", "packing"))
+        stack = ("trl", "raw", "transformers", "trl")[number % 4]
+        if masked == "packing" and stack != "trl":
+            masked = "padding"
+        plan = Plan(
+            name=f"other-{number}",
+            model=OTHER_MODELS[number % len(OTHER_MODELS)],
+            method=method,  # type: ignore[arg-type]  # one of the three above
+            stack=stack,  # type: ignore[arg-type]  # as above
+            quantisation=stored,  # type: ignore[arg-type]  # as above
+            double_quantisation=chance.random() < 0.5,  # noqa: PLR2004 - both ways alike
+            dtype=("bfloat16", "float16", "float32")[number // 2 % 3],  # type: ignore[arg-type]
+            sequence_length=chance.choice((512, 1024)),
+            batch_size=2 if masked == "padding" else batch_size,
+            padding=masked == "padding",
+            packing=masked == "packing",
+            attention="eager" if chance.random() < 0.15 else "sdpa",  # noqa: PLR2004 - now and then
+            optimizer=chance.choice(("adamw_torch_loop", "adafactor", "paged_adamw_8bit")),
+            gradient_checkpointing=chance.random() < 0.7,  # noqa: PLR2004 - as above
+        )
+        check_plan(plan)
+        yield Case(plan, 4, ((7, 5), (8, 6), (9, 0))[number % 3 - number // 3 % 3])
 
 
 def main(arguments: list[str]) -> int:
@@ -71,18 +127,24 @@ def main(arguments: list[str]) -> int:
     default = ROOT / "tests" / "data" / "traced_steps.jsonl"
     parser.add_argument("file", type=Path, nargs="?", default=default)
     parser.add_argument("--num", type=int, default=120)
+    parser.add_argument("--num-others", type=int, default=72)
     parser.add_argument("--part", default="0/1", help="of several processes side by side: 0/2")
     options = parser.parse_args(arguments)
     part, num_parts = map(int, options.part.split("/"))
     lines = options.file.read_text().splitlines() if options.file.exists() else []
     done = {json.loads(line)["plan"]["name"] for line in lines}
     with Worker(traced.ENVIRONMENT) as worker:
-        for index, (plan, layers) in enumerate(draw(options.num)):
+        for index, case in enumerate((*draw(options.num), *draw_others(options.num_others))):
+            plan = case.plan
             if plan.name in done or index % num_parts != part:
                 continue
-            half = "build" if index % 2 == 0 else "score"
-            row = {"half": half, "num_layers": layers, "plan": msgspec.to_builtins(plan)}
-            row |= trace(worker, plan, layers)
+            row = {
+                "half": "build" if index % 2 == 0 else "score",
+                "num_layers": case.layers,
+                "capability": case.capability,
+                "plan": msgspec.to_builtins(plan),
+            }
+            row |= trace(worker, case)
             with options.file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
             print(plan.name, plan.model, plan.method, plan.stack, row.get("fault", "traced"))
@@ -90,9 +152,13 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def trace(worker: Worker, plan: Plan, layers: int) -> dict[str, Any]:
+def trace(worker: Worker, case: Case) -> dict[str, Any]:
     """Return instants, reserved bytes and smallest caps of one plan, or the fault."""
-    request = {"plan": msgspec.to_builtins(plan), "num_layers": layers, "capability": (9, 0)}
+    request = {
+        "plan": msgspec.to_builtins(case.plan),
+        "num_layers": case.layers,
+        "capability": case.capability,
+    }
     try:
         seen = worker.call("cift_probe.expect.traced.child:run", request, DEADLINE_S)
     except WorkerFaultError as fault:

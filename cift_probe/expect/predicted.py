@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from cift_probe.evidence import Evidence, Known, Unknown, absent
+from cift_probe.evidence import Evidence, Known, Unknown
 from cift_probe.expect.estimate import Estimate
 from cift_probe.expect.limits import read_limits
 from cift_probe.models import ModelError, load_model
@@ -12,7 +12,6 @@ from cift_probe.plan import REFERENCE_PLAN, Plan, PlanError, read_plan
 
 PREFIX = "plan.predicted."
 REFERENCE_PREFIX = "reference.predicted."  # of the small plan that every session runs whole
-FLASH_FROM = (8, 0)  # Ampere: flash attention and bfloat16
 _HALF, _FULL = 2, 4  # bytes of a number as it is computed, and as a loss or a metric reads it
 
 
@@ -29,8 +28,6 @@ def expect_predicted(field: str, plan: Plan, capability: Evidence) -> Evidence:
         return capability
     major, _, minor = str(capability.value).partition(".")
     found = int(major), int(minor or 0)
-    if found < FLASH_FROM:
-        return absent(f"the formula was not checked for compute capability {capability.value}")
     estimate = _estimate(plan, found)
     if isinstance(estimate, Unknown):
         return estimate

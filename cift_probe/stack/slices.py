@@ -2,11 +2,13 @@
 
 The weights go through `from_pretrained` itself, so that quantisation, dtypes and everything that
 loading leaves behind are the installed stack's own. No weight file is needed: the state dict is
-made here, one tensor per shape, shared by all layers, so that a 70B slice takes little host memory.
+made here, one tensor per kind of weight for all layers, so that a 70B slice takes little host
+memory.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from cift_probe.models import load_model
@@ -17,6 +19,7 @@ from cift_probe.stack.pattern import config_of
 _SPREAD = 0.02  # initializer_range of the published configurations
 _TILE = 1 << 20
 _SEED = 20
+_SHIFT = 104_729  # a prime: no two weights begin at the same place of a tile
 NUM_WORDS = 1000  # token ids that the random rows use; every vocabulary is larger
 
 
@@ -65,14 +68,15 @@ def quantization_of(plan: Plan) -> Any:
 def random_state(outline: Any, dtype: Any) -> dict[str, Any]:
     """Return weights for every parameter of a model on the meta device, drawn from N(0, 0.02).
 
-    Norm weights are 1, as at initialisation. Parameters of one shape share one tensor. Of weights
-    that the model ties only the first has a name here, as in the files that people load.
+    Norm weights are 1, as at initialisation. The same weight of all layers is one tensor, but no
+    two weights of a layer are: gate and up alike would square their inputs. Of weights that the
+    model ties only the first has a name here, as in the files that people load.
     """
     import torch
 
     generator = torch.Generator().manual_seed(_SEED)
     tile = torch.randn(_TILE, generator=generator).mul_(_SPREAD).to(dtype)
-    made: dict[tuple[int, ...], Any] = {}
+    made: dict[tuple[str, tuple[int, ...]], Any] = {}
     state = {}
     outline.tie_weights()
     once = {name for name, _ in outline.named_parameters()}
@@ -84,10 +88,12 @@ def random_state(outline: Any, dtype: Any) -> dict[str, Any]:
         if len(shape) < 2:  # noqa: PLR2004 - a norm's scale or a bias
             state[name] = (torch.zeros if name.endswith("bias") else torch.ones)(shape, dtype=dtype)
             continue
-        if shape not in made:
+        kind = re.sub(r"\d+", "", name), shape
+        if kind not in made:
             num_tiles = -(-weight.numel() // _TILE)
-            made[shape] = tile.repeat(num_tiles)[: weight.numel()].view(shape)
-        state[name] = made[shape]
+            turned = tile.roll(_SHIFT * len(made)).repeat(num_tiles)
+            made[kind] = turned[: weight.numel()].view(shape)
+        state[name] = made[kind]
     return state
 
 

@@ -128,6 +128,8 @@ def _transformers(plan: Plan, model: Any, torch_device: str, folder: Path, num_s
         optimizer_cls_and_kwargs=_loop(plan),
     )
     trainer.remove_callback(PrinterCallback)  # it prints to stdout, which is the caller's
+    if plan.dtype == "float16":
+        trl_stack.widen_trained(trainer.model)
     return trainer
 
 

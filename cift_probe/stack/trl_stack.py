@@ -166,7 +166,6 @@ def build_trainer(
 
     Logs every step and keeps NaN in the log. Saves no checkpoint and reports to no service.
     """
-    import torch
     from transformers import PrinterCallback
     from trl import SFTConfig, SFTTrainer
 
@@ -195,10 +194,18 @@ def build_trainer(
         optimizer_cls_and_kwargs=optimizer,
     )
     trainer.remove_callback(PrinterCallback)  # it prints to stdout, which is the caller's
-    if settings.precision == "float16":
-        # TRL stores adapters of a quantised model in bfloat16; the gradient scaler that float16
-        # needs can unscale neither bfloat16 nor float16 gradients.
-        for weight in trainer.model.parameters():
-            if weight.requires_grad:
-                weight.data = weight.data.to(torch.float32)
+    if settings.precision == "float16":  # TRL stores adapters of a quantised model in bfloat16
+        widen_trained(trainer.model)
     return trainer
+
+
+def widen_trained(model: Any) -> None:
+    """Store what is trained in float32.
+
+    The gradient scaler that float16 needs can unscale neither bfloat16 nor float16 gradients.
+    """
+    import torch
+
+    for weight in model.parameters():
+        if weight.requires_grad:
+            weight.data = weight.data.to(torch.float32)

@@ -41,12 +41,12 @@ def predict_profile(
 ) -> Estimate | Unknown:
     """Return the prediction under a named profile, which may be of an older stack."""
     try:
-        architecture = choose_kernels(plan, profile, shape, describe(shape, "flash"))
+        architecture = choose_kernels(plan, profile, shape, describe(shape, "flash"), capability)
         if profile.layers == "litgpt":
             architecture = as_litgpt(architecture, quantised=plan.method == "qlora")
     except (UnknownArchitectureError, ModelError) as error:
         return Unknown(str(error), SOURCE)
-    reason = refuse(plan, shape, architecture, capability)
+    reason = refuse(plan, shape, architecture)
     if reason:
         return Unknown(reason, SOURCE)
     if plan.method == "inference":

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 from cift_probe.expect.memory.layers import Layer
 from cift_probe.models import ModelShape
 
+REGISTERS = 128  # widest head whose gradients the memory-efficient kernel keeps in registers
+
 
 class Projection(NamedTuple):
     """A linear layer: its role, module name, rows and columns as dimensions, bias or not."""
@@ -27,7 +29,8 @@ class Architecture(NamedTuple):
     """What memory depends on: dimensions by name, layer kinds, and parameters per layer.
 
     `extras` are parameters of a layer that are no linear layers and no norms (fused experts,
-    routers) as (dimension names); `norms` are widths by dimension name.
+    routers) as (dimension names); `norms` are widths by dimension name. `quantisable` says that
+    loading in 4 or 8 bits quantises the linear layers.
     """
 
     dims: dict[str, int]
@@ -43,6 +46,7 @@ class Architecture(NamedTuple):
     embedding_scale: str = ""
     head_bias: bool = False
     packed_head: bool = False
+    quantisable: bool = True
     extras: tuple[tuple[str, ...], ...] = ()
     window: int = 0
     windowed: tuple[bool, ...] = ()
@@ -82,6 +86,7 @@ def sizes(
         "heads": heads,
         "head": head,
         "head_32": -(-head // 32) * 32,
+        "wide_head": head if head > REGISTERS else 0,
         "query": query,
         "key": key,
         "query_half": query // 2,
@@ -325,7 +330,9 @@ def _falcon(shape: ModelShape, kernel: str) -> Architecture:
     bias = bool(config.get("bias", False))
     parts = _fused_attention("query_key_value", "dense", bias=bias)
     parts += _plain("dense_h_to_4h", "dense_4h_to_h", bias=bias)
-    return _build(shape, layer, parts, ("hidden",), dims=dims, tied_default=True)
+    # FalconLinear is a subclass, and transformers/integrations/bitsandbytes.py replaces
+    # `type(module) is nn.Linear` alone: nothing of this model is quantised
+    return _build(shape, layer, parts, ("hidden",), dims=dims, tied_default=True, quantisable=False)
 
 
 def _experts(shape: ModelShape, kernel: str) -> Architecture:

@@ -7,7 +7,7 @@ workspaces were read there and in flash_attn/flash_api.cpp (mha_bwd), and seen o
 from __future__ import annotations
 
 from cift_probe.expect.memory.operations import cast, clone, pointwise
-from cift_probe.expect.memory.tape import BF16, FP32, Buffer, Dims, Tape, Value
+from cift_probe.expect.memory.tape import FP32, Buffer, Dims, Tape, Value
 
 QUERY: Dims = ("tokens", "query")
 KEY: Dims = ("tokens", "key")
@@ -87,8 +87,9 @@ def attend(
     groups: str = "query",
     *,
     softcap: bool = False,
+    masked: bool = False,
 ) -> Value:
-    """Scaled dot product attention with "flash", "efficient" or "eager".
+    """Scaled dot product attention with "flash", "efficient", "math" or "eager".
 
     `groups` is "query" where keys and values are fewer than queries, "" where they are equal.
     """
@@ -97,9 +98,12 @@ def attend(
     wide = query.item
     inputs = (query, key, value)
     if tape.autocast and wide != tape.compute:
-        inputs = (cast(tape, query, BF16), cast(tape, key, BF16), cast(tape, value, BF16))
+        item = tape.compute
+        inputs = (cast(tape, query, item), cast(tape, key, item), cast(tape, value, item))
     if kernel == "efficient":
-        result = _efficient(tape, *inputs, groups)
+        result = _efficient(tape, *inputs, groups, masked=masked)
+    elif kernel == "math":
+        result = _math(tape, *inputs, groups, masked=masked)
     else:
         result = _flash(tape, *inputs, groups)
     tape.drop(
@@ -116,7 +120,7 @@ def _flash(tape: Tape, query: Value, key: Value, value: Value, groups: str) -> V
             (("batch", "heads", "sequence_128"), FP32),
         ]
         if groups:
-            spaces += [(("tokens", "heads", "head_32"), BF16)] * 2
+            spaces += [(("tokens", "heads", "head_32"), query.item)] * 2
         tape.pulse(*spaces)
         for x, gradient in zip((query, key, value), gradients, strict=True):
             tape.give(x, gradient)
@@ -143,28 +147,72 @@ def _repeat(tape: Tape, x: Value, like: Value, groups: str) -> Value:
     return repeat(tape, x, like.dims) if groups else x
 
 
-def _efficient(tape: Tape, query: Value, key: Value, value: Value, groups: str) -> Value:
-    """Run the kernel taken where a mask is given: transformers/integrations/sdpa_attention.py.
+def _efficient(
+    tape: Tape, query: Value, key: Value, value: Value, groups: str, *, masked: bool
+) -> Value:
+    """Run the memory-efficient kernel, which takes no grouped heads.
 
-    Keys and values are repeated, and the mask becomes one number per query and key.
+    transformers/integrations/sdpa_attention.py repeats keys and values where there is a mask,
+    and torch turns the mask into one number per query and key.
     """
     keys, values = _repeat(tape, key, query, groups), _repeat(tape, value, query, groups)
-    bias = tape.new(("batch", "sequence", "sequence"), BF16)
+    bias = (tape.new(("batch", "sequence", "sequence"), query.item),) if masked else ()
 
     def backward(_gradient: Buffer) -> None:
         gradients = [tape.alloc(query.dims, query.item) for _ in range(3)]
-        tape.pulse((("tokens", "heads"), FP32), (("tokens", "heads", "head"), FP32))
+        # 16 bits: the queries' gradient is summed up in float32, and others of a wide head;
+        # float32: grad * output is
+        sums: list[tuple[Dims, int]] = [(("tokens", "heads", "head"), FP32)]
+        if query.item != FP32:
+            sums += [(("tokens", "heads", "wide_head"), FP32)] * 2
+        tape.pulse((("tokens", "heads"), FP32), *sums)
         for x, gradient in zip((query, keys, values), gradients, strict=True):
             tape.give(x, gradient)
 
     logsumexp = tape.new(("tokens", "heads"), FP32)
     result = tape.new(query.dims, query.item)
     node = tape.node(
-        backward, query, keys, values, bias, result, logsumexp, of=(query, keys, values)
+        backward, query, keys, values, *bias, result, logsumexp, of=(query, keys, values)
     )
-    tape.drop(logsumexp, bias)
+    tape.drop(logsumexp, *bias)
     tape.drop(*(x for x in (keys, values) if x is not key and x is not value))
     return tape.output(node, result)
+
+
+def _math(
+    tape: Tape, query: Value, key: Value, value: Value, groups: str, *, masked: bool
+) -> Value:
+    """`_scaled_dot_product_attention_math`: in float32, whatever the inputs' type.
+
+    aten/src/ATen/native/transformers/attention.cpp; its local tensors live to its end.
+    """
+    inputs = (query, key, value)
+    wide = [cast(tape, x, FP32) for x in inputs]
+    scaled = pointwise(tape, wide[0])
+    bias = tape.new(("batch" if masked else "one", "sequence", "sequence"), FP32)
+    keys, values = (_repeat(tape, x, wide[0], groups) for x in wide[1:])
+    scaled_keys = pointwise(tape, keys)
+    scores = _masked_scores(tape, scaled, scaled_keys)
+    soft = _softmax(tape, scores, safe=True)
+    tape.drop(scores)
+    second = tape.new(soft.dims, query.item) if query.item != FP32 else None
+    mixed = _mix(tape, soft, values, wide[0])
+    result = cast(tape, mixed, query.item)
+    held = (scaled, bias, keys, values, scaled_keys, soft, second, *wide)
+    kept = (*inputs, result)
+    tape.drop(*(x for x in held if x is not None and all(x is not one for one in kept)))
+    if result is not mixed:
+        tape.drop(mixed)
+    return result
+
+
+def _masked_scores(tape: Tape, query: Value, keys: Value) -> Value:
+    """`query @ keys` and the mask's sum, whose gradient passes through."""
+    scores: Dims = ("batch", "heads", "sequence", "sequence")
+    product = _product(tape, query, keys, scores, query.item)
+    masked = clone(tape, product)
+    tape.drop(product)
+    return masked
 
 
 def _eager(
@@ -173,7 +221,7 @@ def _eager(
     """`eager_attention_forward`: scores, float32 softmax and probabilities are real tensors."""
     scores: Dims = ("batch", "heads", "sequence", "sequence")
     keys, values = _repeat(tape, key, query, groups), _repeat(tape, value, query, groups)
-    item = BF16 if tape.autocast else query.item
+    item = tape.compute if tape.autocast else query.item
     weights = _scores(tape, query, keys, scores, item, softcap=softcap)
     soft = _softmax(tape, weights)
     tape.drop(weights)
@@ -192,15 +240,7 @@ def _scores(
     tape: Tape, query: Value, keys: Value, scores: Dims, item: int, *, softcap: bool
 ) -> Value:
     """`query @ keys * scale`, soft-capped (tanh) in Gemma-2, plus the mask."""
-
-    def backward(_gradient: Buffer) -> None:
-        first = tape.alloc(query.dims, query.item)
-        second = tape.alloc(keys.dims, keys.item)
-        tape.give(query, first)
-        tape.give(keys, second)
-
-    node = tape.node(backward, query, keys, of=(query, keys))
-    result = tape.output(node, tape.new(scores, item))
+    result = _product(tape, query, keys, scores, item)
     steps = [False, False, True, False] if softcap else [False]
     for keeps in steps:
         following = pointwise(tape, result, saves_output=keeps)
@@ -211,7 +251,20 @@ def _scores(
     return masked
 
 
-def _softmax(tape: Tape, weights: Value) -> Value:
+def _product(tape: Tape, query: Value, keys: Value, scores: Dims, item: int) -> Value:
+    def backward(_gradient: Buffer) -> None:
+        first = tape.alloc(query.dims, query.item)
+        second = tape.alloc(keys.dims, keys.item)
+        tape.give(query, first)
+        tape.give(keys, second)
+
+    node = tape.node(backward, query, keys, of=(query, keys))
+    return tape.output(node, tape.new(scores, item))
+
+
+def _softmax(tape: Tape, weights: Value, *, safe: bool = False) -> Value:
+    """Softmax in float32; `safe` is torch's own, which looks for rows without a number."""
+
     def backward(gradient: Buffer) -> None:
         result = tape.alloc(weights.dims, FP32)
         tape.pulse((weights.dims, FP32))  # grad * output, inside _softmax_backward_data
@@ -223,7 +276,10 @@ def _softmax(tape: Tape, weights: Value) -> Value:
         del gradient
 
     node = tape.node(backward, packs=True, of=(weights,))
-    return tape.output(node, tape.new(weights.dims, FP32), save=True)
+    soft = tape.new(weights.dims, FP32)
+    if safe:  # SoftMax.cpp, _safe_softmax: which scores are -inf
+        tape.pulse((weights.dims, 1))
+    return tape.output(node, soft, save=True)
 
 
 def _mix(tape: Tape, probabilities: Value, values: Value, query: Value) -> Value:

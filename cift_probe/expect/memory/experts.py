@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cift_probe.expect.memory.operations import Weight as Matrix
 from cift_probe.expect.memory.operations import cast, linear, multiply, split
-from cift_probe.expect.memory.tape import BF16, FP32, Buffer, Dims, Tape, Value
+from cift_probe.expect.memory.tape import FP32, Buffer, Dims, Tape, Value
 
 if TYPE_CHECKING:
     from cift_probe.expect.memory.layers import Forward
@@ -23,8 +23,8 @@ EXPERTS = "experts"
 
 def run_experts(forward: Forward, x: Value) -> Value:
     """Router, experts and the weighted sum of one layer."""
-    tape, trained = forward.tape, forward.regime.trained
-    scores = _route(tape, x, trained=trained)
+    tape = forward.tape
+    scores = _route(forward, x)
     chosen = _select(tape, x)
     shape: Dims = ("experts", "expert_gate_up", "hidden")
     fused = _grouped(forward, chosen, shape, "experts_rank_up")
@@ -43,8 +43,10 @@ def run_experts(forward: Forward, x: Value) -> Value:
     return result
 
 
-def _route(tape: Tape, x: Value, *, trained: bool) -> Value:
-    logits = linear(tape, x, Matrix("router", "experts", "hidden", BF16, trained))
+def _route(forward: Forward, x: Value) -> Value:
+    tape, regime = forward.tape, forward.regime
+    router = Matrix("router", "experts", "hidden", regime.weight_item, regime.trained)
+    logits = linear(tape, x, router)
 
     def backward(_gradient: Buffer) -> None:
         tape.give(logits, tape.alloc(logits.dims, logits.item))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from cift_probe.expect.memory.layers import Forward
 from cift_probe.expect.memory.operations import Weight, cast, linear, pointwise
-from cift_probe.expect.memory.tape import BF16, FP32, Buffer, Dims, Tape, Value
+from cift_probe.expect.memory.tape import FP32, HALF, Buffer, Dims, Tape, Value
 
 LOGITS: Dims = ("tokens", "vocabulary")
 
@@ -98,8 +98,8 @@ class Head:
         chunk: Dims = ("chunk", self.weight.rows)
 
         def backward(_gradient: Buffer) -> None:
-            whole = tape.alloc(LOGITS, BF16) if trained else None
-            tape.pulse((chunk, BF16), (chunk, BF16))
+            whole = tape.alloc(LOGITS, HALF) if trained else None
+            tape.pulse((chunk, HALF), (chunk, HALF))
             gradient = tape.alloc(hidden.dims, hidden.item)
             if whole is not None:
                 shape = (self.weight.rows, self.weight.columns)
@@ -107,12 +107,12 @@ class Head:
                 tape.release(whole)
             tape.give(hidden, gradient)
 
-        logs = tape.new(LOGITS, BF16)
+        logs = tape.new(LOGITS, HALF)
         if self.loss == "chunked":
-            tape.new(LOGITS, BF16).buffer.refs += 1
+            tape.new(LOGITS, HALF).buffer.refs += 1
         node = tape.node(backward, logs, *((hidden,) if trained else ()))
-        loss = tape.output(node, tape.new(("tokens",), BF16))
-        loss.grad = tape.alloc(("tokens",), BF16)
+        loss = tape.output(node, tape.new(("tokens",), HALF))
+        loss.grad = tape.alloc(("tokens",), HALF)
 
     def _fused(self, hidden: Value) -> None:
         """TRL's chunked loss; rows whose label is valid are gathered first."""
@@ -125,7 +125,7 @@ class Head:
         def backward(_gradient: Buffer) -> None:
             wide = tape.alloc(rows.dims, FP32)
             of_weight = tape.alloc(shape, FP32, "gradients") if trained else None
-            buffer = tape.alloc(tile, BF16, "logits and loss")
+            buffer = tape.alloc(tile, tape.compute, "logits and loss")
             narrow = tape.alloc(rows.dims, rows.item)
             if of_weight is not None:
                 tape.keep_gradient(tape.alloc(shape, self.weight.item, "gradients"))
@@ -135,7 +135,7 @@ class Head:
             tape.give(rows, narrow)
 
         node = tape.node(backward, rows)
-        buffer = tape.alloc(tile, BF16)
+        buffer = tape.alloc(tile, tape.compute)
         loss = tape.output(node, tape.new(("tokens",), FP32))
         tape.release(buffer)
         tape.drop(rows)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from cift_probe.expect.memory.architectures import Architecture
 from cift_probe.expect.memory.inventory import packed, parameters, stored
 from cift_probe.expect.memory.layers import HIDDEN, Forward, Layer, Regime
-from cift_probe.expect.memory.tape import BF16, FP32, Program, Tape
+from cift_probe.expect.memory.tape import FP32, HALF, Program, Tape
 from cift_probe.expect.memory.training import Ledger, dimensions
 from cift_probe.plan import Plan
 
@@ -29,17 +29,24 @@ class _Key(NamedTuple):
     layer: Layer
     packed: str
     double: bool
+    item: int
 
 
 @cache
 def _forward_of(key: _Key) -> Program:
     """Return the events of one layer's forward without gradients."""
-    tape = Tape(autocast=False)
+    tape = Tape(autocast=False, compute=key.item)
     tape.saving, tape.part = False, "temporaries"
     regime = Regime(
-        autocast=False, trained=False, norm_item=BF16, packed=key.packed, double=key.double
+        autocast=False,
+        trained=False,
+        norm_item=key.item,
+        weight_item=key.item,
+        compute=key.item,
+        packed=key.packed,
+        double=key.double,
     )
-    x = tape.new(HIDDEN, BF16)
+    x = tape.new(HIDDEN, key.item)
     Forward(tape, key.layer, regime).run(x)
     return Program(tape)
 
@@ -47,30 +54,31 @@ def _forward_of(key: _Key) -> Program:
 def ledger_of_inference(plan: Plan, architecture: Architecture) -> Ledger:
     """Return the bytes of every instant of generating text, and the parts of the highest."""
     dims = dimensions(plan, architecture)
-    fixed = _weights(plan, architecture)
-    one_layer = 2 * dims["tokens"] * dims["key"] * BF16
+    item = FP32 if plan.dtype == "float32" else HALF
+    kind = plan.quantisation if architecture.quantisable and plan.quantisation != "none" else ""
+    fixed = _weights(plan, architecture, kind, item)
+    one_layer = 2 * dims["tokens"] * dims["key"] * item
     layers = len(architecture.order)
     base = sum(fixed.values())
-    kind = plan.quantisation if plan.quantisation != "none" else ""
     forward = 0
     for layer in architecture.kinds:
-        changes = _forward_of(_Key(layer, kind, plan.double_quantisation)).changes(dims)
+        changes = _forward_of(_Key(layer, kind, plan.double_quantisation, item)).changes(dims)
         forward = max(forward, *accumulate(changes))
     # the model's forward holds the embedding's output and the rotary positions all along
-    outside = (dims["tokens"] * dims["hidden"] + 2 * dims["sequence"] * dims["head"]) * BF16
+    outside = (dims["tokens"] * dims["hidden"] + 2 * dims["sequence"] * dims["head"]) * item
     words = plan.batch_size * architecture.vocabulary
     added: dict[str, dict[str, int]] = {
         WAITING: {},
         PREFILL: {"keys and values": layers * one_layer, "temporaries": forward + outside},
         LOGITS: {
             "keys and values": layers * one_layer,
-            "temporaries": dims["tokens"] * dims["hidden"] * (2 * BF16 + 2 * FP32) + outside,
-            "logits and loss": words * (BF16 + FP32),
+            "temporaries": dims["tokens"] * dims["hidden"] * (2 * item + 2 * FP32) + outside,
+            "logits and loss": words * (item + FP32),
         },
         DECODE: {
             "keys and values": layers * one_layer,
             "temporaries": one_layer // 2,
-            "logits and loss": words * (BF16 + FP32),
+            "logits and loss": words * (item + FP32),
         },
     }
     instants = {name: base + sum(parts.values()) for name, parts in added.items()}
@@ -78,14 +86,14 @@ def ledger_of_inference(plan: Plan, architecture: Architecture) -> Ledger:
     return Ledger(instants, instant, fixed | added[instant])
 
 
-def _weights(plan: Plan, architecture: Architecture) -> dict[str, int]:
+def _weights(plan: Plan, architecture: Architecture, kind: str, item: int) -> dict[str, int]:
     base = parameters(architecture)
+    if not kind:
+        return {"weights": stored(base, item)}
     linear = [tensor for tensor in base if tensor.group == "linear"]
     rest = [tensor for tensor in base if tensor.group != "linear"]
-    if plan.quantisation == "none":
-        return {"weights": stored(base, BF16)}
-    sizes = [packed(t, plan.quantisation, double=plan.double_quantisation) for t in linear]
+    sizes = [packed(t, kind, double=plan.double_quantisation) for t in linear]
     return {
-        "weights": stored(rest, BF16) + sum(size for size, _ in sizes),
+        "weights": stored(rest, item) + sum(size for size, _ in sizes),
         "quantisation constants": sum(constants for _, constants in sizes),
     }

@@ -1,8 +1,9 @@
 """Which attention kernel each layer runs, as transformers 5.24 and torch 2.13 choose it.
 
-transformers/masking_utils.py: without padding and without a window that matters, sdpa needs no
-mask and torch takes its flash kernel (head up to 256); with a mask it takes the memory-efficient
-one. Gemma-2 has no sdpa implementation (soft-capped scores) and runs eager.
+transformers/masking_utils.py: without padding and without a window that matters, sdpa is given no
+mask, and keys are repeated for grouped heads only beside a mask (integrations/sdpa_attention.py).
+torch then chooses by aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. Gemma-2 has no sdpa
+implementation (soft-capped scores) and runs eager.
 """
 
 from __future__ import annotations
@@ -13,34 +14,60 @@ from cift_probe.models import ModelShape
 from cift_probe.plan import Plan
 
 FLASH_HEAD = 256
+AMPERE = (8, 0)  # flash attention, and bfloat16 in the memory-efficient kernel
 EAGER_ONLY = frozenset({"gemma2"})
-ALWAYS_MASKED = frozenset({"falcon"})  # modeling_falcon.py hands every layer a mask
+ALWAYS_MASKED = frozenset({"falcon"})  # modeling_falcon.py; its one key head stays one
 
 
 def choose_kernels(
-    plan: Plan, profile: Profile, shape: ModelShape, architecture: Architecture
+    plan: Plan,
+    profile: Profile,
+    shape: ModelShape,
+    architecture: Architecture,
+    capability: tuple[int, int],
 ) -> Architecture:
     """Return the architecture with the kernel of every layer filled in."""
-    if plan.method == "qlora" and profile.upcasts and "qlora" not in profile.autocast:
-        # queries in float32: no flash kernel; with grouped keys no efficient one either, and
-        # _scaled_dot_product_attention_math has the tensors of eager attention
-        grouped = architecture.kinds[0].grouped
-        return _all(architecture, "eager" if grouped else "efficient")
-    layer = architecture.kinds[0]
     if plan.attention == "eager" or shape.model_type in EAGER_ONLY:
-        return _all(architecture, "eager")
-    if shape.model_type in ALWAYS_MASKED:
-        return _all(architecture, "efficient")
-    masked = plan.padding or plan.packing or architecture.dims["head"] > FLASH_HEAD
-    if masked:
-        return _all(architecture, "efficient")
+        return _all(architecture, "eager", masked=True)
+    grouped = architecture.kinds[0].grouped
+    dtype = _query_dtype(plan, profile)
+
+    def kernel(*, masked: bool) -> str:
+        # a mask comes with repeated keys, but for Falcon's
+        same_heads = not grouped or (masked and shape.model_type not in ALWAYS_MASKED)
+        head = architecture.dims["head"]
+        return _sdpa(dtype, capability, head, same_heads=same_heads, masked=masked)
+
+    if shape.model_type in ALWAYS_MASKED or plan.padding or plan.packing:
+        return _all(architecture, kernel(masked=True), masked=True)
+    plain = _all(architecture, kernel(masked=False), masked=False)
     if not (architecture.window and plan.sequence_length > architecture.window):
-        return architecture
-    kinds = (layer._replace(kernel="efficient"), layer)
+        return plain
+    one = plain.kinds[0]
+    kinds = (one._replace(kernel=kernel(masked=True), masked=True), one)
     order = tuple(0 if windowed else 1 for windowed in architecture.windowed)
-    return architecture._replace(kinds=kinds, order=order, projections=architecture.projections * 2)
+    return plain._replace(kinds=kinds, order=order, projections=architecture.projections * 2)
 
 
-def _all(architecture: Architecture, kernel: str) -> Architecture:
-    kinds = tuple(layer._replace(kernel=kernel) for layer in architecture.kinds)
+def _query_dtype(plan: Plan, profile: Profile) -> str:
+    """Return the type in which attention meets its queries; autocast turns them to 16 bits."""
+    autocast = plan.method in profile.autocast and plan.dtype != "float32"
+    upcast = plan.method == "qlora" and profile.upcasts
+    return "float32" if upcast and not autocast else plan.dtype
+
+
+def _sdpa(
+    dtype: str, capability: tuple[int, int], head: int, *, same_heads: bool, masked: bool
+) -> str:
+    """Return torch's choice; grouped heads without a mask come with `enable_gqa`."""
+    ampere = capability >= AMPERE
+    if not masked and dtype != "float32" and ampere and head <= FLASH_HEAD:
+        return "flash"
+    if same_heads and (ampere or dtype != "bfloat16"):
+        return "efficient"
+    return "math"
+
+
+def _all(architecture: Architecture, kernel: str, *, masked: bool) -> Architecture:
+    kinds = tuple(layer._replace(kernel=kernel, masked=masked) for layer in architecture.kinds)
     return architecture._replace(kinds=kinds)

@@ -14,6 +14,7 @@ from cift_probe.expect.memory.operations import (
     dropout,
     linear,
     linear_4bit,
+    linear_8bit,
     multiply,
     picks,
     pointwise,
@@ -21,7 +22,7 @@ from cift_probe.expect.memory.operations import (
     split,
     transpose,
 )
-from cift_probe.expect.memory.tape import BF16, FP32, Dims, Tape, Value
+from cift_probe.expect.memory.tape import FP32, HALF, Dims, Tape, Value
 
 HIDDEN: Dims = ("tokens", "hidden")
 
@@ -49,15 +50,22 @@ class Layer(NamedTuple):
     residual_scale: bool = False
     dropout: bool = False
     kernel: str = "flash"
+    masked: bool = False
     softcap: bool = False
 
 
 class Regime(NamedTuple):
-    """How the stack holds weights and computes: bytes per element, and what is trained."""
+    """How the stack holds weights and computes: bytes per element, and what is trained.
+
+    `compute` is the type of products, `weight_item` that of linear layers that are not quantised,
+    `norm_item` that of all other weights.
+    """
 
     autocast: bool
     trained: bool
     norm_item: int
+    weight_item: int = HALF
+    compute: int = HALF
     packed: str = ""
     double: bool = False
     adapter_item: int = FP32
@@ -134,8 +142,11 @@ class Forward:
     def project(self, x: Value, role: str, rows: str, columns: str) -> Value:
         """Run a linear layer of the base model, quantised or not, with its adapter if any."""
         regime, tape = self.regime, self.tape
-        weight = Weight(role, rows, columns, BF16, regime.trained, regime.packed, regime.double)
-        if regime.packed:
+        item = regime.weight_item
+        weight = Weight(role, rows, columns, item, regime.trained, regime.packed, regime.double)
+        if regime.packed == "int8":
+            result = linear_8bit(tape, x, weight)
+        elif regime.packed:
             result = linear_4bit(tape, x, weight, keeps_input=regime.keeps_packed_input)
         else:
             result = linear(tape, x, weight)
@@ -202,10 +213,11 @@ class Forward:
             layer.kernel,
             "query" if copies else "",
             softcap=layer.softcap,
+            masked=layer.masked,
         )
-        if layer.rotary == "partial" and layer.kernel == "flash":
-            # queries were concatenated with heads first, and the kernel's output is laid out like
-            # them: `.contiguous()` copies it
+        if layer.kernel == "math" or (layer.rotary == "partial" and layer.kernel == "flash"):
+            # the output is laid out with heads first, in flash attention like the queries, which
+            # were concatenated so: `.contiguous()` copies it
             contiguous = clone(tape, attended)
             tape.drop(attended)
             attended = contiguous

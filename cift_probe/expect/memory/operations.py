@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cift_probe.expect.memory.tape import BF16, FP32, Buffer, Dims, Tape, Value
+from cift_probe.expect.memory.tape import FP32, HALF, Buffer, Dims, Tape, Value
 
 
 class Weight(NamedTuple):
@@ -181,28 +181,55 @@ def linear_4bit(tape: Tape, x: Value, weight: Weight, *, keeps_input: bool = Fal
 
     Nothing is saved (`ctx.tensors`); backward unpacks the weight to the compute type.
     """
-    source = cast(tape, x, BF16)
+    item = tape.compute
+    source = cast(tape, x, item)
     shape: Dims = (weight.rows, weight.columns)
     scales: Dims = (f"{weight.name}_blocks",)
 
     def backward(_gradient: Buffer) -> None:
         constants = tape.alloc(scales, FP32, "temporaries") if weight.double else None
-        unpacked = tape.alloc(shape, BF16, "temporaries")
+        unpacked = tape.alloc(shape, item, "temporaries")
         if constants is not None:
             tape.release(constants)
-        gradient = tape.alloc(source.dims, BF16)
+        gradient = tape.alloc(source.dims, item)
         tape.release(unpacked)
         tape.give(source, gradient)
 
     node = tape.node(backward, *((source,) if keeps_input else ()), of=(source,))
-    product = tape.output(node, tape.new((*x.dims[:-1], weight.rows), BF16))
-    tape.pulse((shape, BF16), *(((scales, FP32),) if weight.double else ()))
+    product = tape.output(node, tape.new((*x.dims[:-1], weight.rows), item))
+    tape.pulse((shape, item), *(((scales, FP32),) if weight.double else ()))
     value = cast(tape, product, x.item)
     if value is not product:
         tape.drop(product)
     if source is not x:
         tape.drop(source)
     return value
+
+
+def linear_8bit(tape: Tape, x: Value, weight: Weight) -> Value:
+    """Bitsandbytes 0.50 `Linear8bitLt`: autograd/_functions.py MatMul8bitLt, no outliers.
+
+    Its input is kept on `ctx`, out of reach of checkpointing: from the first pass it lives as long
+    as the graph does. Kernels: backends/cuda/ops.py and backends/default/ops.py.
+    """
+    shape: Dims = (weight.rows, weight.columns)
+    rows: Dims = (*x.dims[:-1], weight.rows)
+
+    def backward(_gradient: Buffer) -> None:
+        unpacked = tape.alloc(shape, x.item, "temporaries")
+        gradient = tape.alloc(x.dims, x.item)
+        gradient.viewed = True  # a product of two dimensions, seen as three
+        tape.release(unpacked)
+        tape.give(x, gradient)
+
+    node = tape.node(backward, packs=False, of=(x,))
+    tape.keep(x)
+    packed = tape.alloc(x.dims, 1, "temporaries")
+    tape.pulse((x.dims, HALF), (x.dims, HALF), (x.dims, 1))  # float16, its size, beyond or not
+    value = tape.new(rows, x.item)
+    tape.pulse((rows, FP32), (rows, HALF))  # sums in int32, then float16
+    tape.release(packed)
+    return tape.output(node, value)
 
 
 def slices(tape: Tape, x: Value, widths: tuple[str, ...]) -> list[Value]:

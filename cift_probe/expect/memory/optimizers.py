@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cift_probe.expect.memory.inventory import Tensor, rounded
-from cift_probe.expect.memory.tape import BF16, FP32
+from cift_probe.expect.memory.tape import FP32, HALF
 
 SMALL = 4096
 PAGED_FROM = 100_000
@@ -82,6 +82,6 @@ def _adafactor(tensors: list[Tensor], item: int) -> Optimizer:
         matrix = min(rows, columns) > 1
         kept = rounded(rows * FP32) + rounded(columns * FP32)
         state += tensor.copies * (kept if matrix else rounded(tensor.elements * FP32))
-        copies = 2 if item == BF16 else 0  # grad.float() and p.float()
+        copies = 2 if item == HALF else 0  # grad.float() and p.float()
         extra = max(extra, (copies + 2) * rounded(tensor.elements * FP32))
     return Optimizer(state, extra)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cift_probe.expect.memory.tape import BF16, FP32
+from cift_probe.expect.memory.tape import FP32, HALF
 
 
 class Profile(NamedTuple):
@@ -19,7 +19,9 @@ class Profile(NamedTuple):
     and on quantised layers. `loss` names a head of `head.py`. `keeps_graph` says that the loss of
     the last step still holds the first layer's input when the next one begins.
     `wide_embedding_state`: transformers/trainer.py registers 32-bit state for embeddings with
-    bitsandbytes' 8-bit optimizers. `layers` names a module that writes other layers than
+    bitsandbytes' 8-bit optimizers. `widens_float16`: what float16
+    trains is stored in float32, since the gradient scaler unscales nothing else
+    (stack/trl_stack.py). `layers` names a module that writes other layers than
     transformers: "litgpt". `keeps_packed_input`: bitsandbytes' MatMul4Bit held its input for the
     backward (autograd/_functions.py, `ctx.tensors = (A, B)`) before it held None.
     """
@@ -36,6 +38,7 @@ class Profile(NamedTuple):
     layers: str = ""
     keeps_packed_input: bool = False
     adapter_dropout: bool = False
+    widens_float16: bool = False
 
 
 _ALL = frozenset({"full", "lora", "qlora"})
@@ -50,9 +53,10 @@ PROFILES = {
         _ALL,
         upcasts=False,
         adapter_item=FP32,
-        packed_adapter_item=BF16,
+        packed_adapter_item=HALF,
         loss="fused",
         wide_embedding_state=True,
+        widens_float16=True,
     ),
     # transformers/trainer.py with bf16=True and peft.prepare_model_for_kbit_training, as its
     # documentation of quantised training has it; accelerate turns the model's outputs to float32
@@ -65,6 +69,7 @@ PROFILES = {
         packed_adapter_item=FP32,
         loss="fp32 logits",
         wide_embedding_state=True,
+        widens_float16=True,
     ),
     # github.com/DaoyuanLi2816/can-i-finetune-this, benchmarks: no autocast, `outputs` kept while
     # loss.backward() runs, adapters float32
@@ -84,8 +89,8 @@ PROFILES = {
         "litgpt 2023-10 to 2024-09, torch 2.1 to 2.4",
         frozenset(),
         upcasts=False,
-        adapter_item=BF16,
-        packed_adapter_item=BF16,
+        adapter_item=HALF,
+        packed_adapter_item=HALF,
         loss="chunked",
         layers="litgpt",
         keeps_packed_input=True,
@@ -124,8 +129,8 @@ PROFILES = {
         "torchtune 0.4, torch 2.5",
         frozenset(),
         upcasts=False,
-        adapter_item=BF16,
-        packed_adapter_item=BF16,
+        adapter_item=HALF,
+        packed_adapter_item=HALF,
         loss="kept logits",
     ),
     "torchtune chunked": Profile(
@@ -133,8 +138,8 @@ PROFILES = {
         "torchtune 0.4, torch 2.5",
         frozenset(),
         upcasts=False,
-        adapter_item=BF16,
-        packed_adapter_item=BF16,
+        adapter_item=HALF,
+        packed_adapter_item=HALF,
         loss="compiled chunks",
     ),
     # a plain loop: forward under autocast where there are adapters, loss.backward(), step()

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from cift_probe.expect.memory.head import Head
 from cift_probe.expect.memory.layers import HIDDEN, Forward, Layer, Regime
 from cift_probe.expect.memory.operations import Weight
-from cift_probe.expect.memory.tape import FP32, Buffer, Node, Program, Tape, Value
+from cift_probe.expect.memory.tape import FP32, KEPT, Buffer, Node, Program, Tape, Value
 
 FIRST = -1
 EMBEDDING = "embedding"
@@ -51,7 +51,11 @@ class Step:
         self.structure = structure
         self.sections: dict[str, tuple[int, int]] = {}
         regime = structure.regime
-        tape = Tape(autocast=regime.autocast, keep_gradients=structure.keep_gradients)
+        tape = Tape(
+            autocast=regime.autocast,
+            compute=regime.compute,
+            keep_gradients=structure.keep_gradients,
+        )
         self._tape = tape
         self._layers: dict[int, tuple[Forward, Value, list[Node], Buffer | None]] = {}
         self._casts: dict[int, list[Value]] = {}
@@ -146,13 +150,14 @@ class Step:
         """
         tape = self._tape
         if self.structure.regime.trained:
-            table = tape.alloc(("vocabulary", "hidden"), 2, "gradients")
+            item = self.structure.regime.norm_item
+            table = tape.alloc(("vocabulary", "hidden"), item, "gradients")
             tape.pulse((("sorted_tokens", "hidden"), FP32), (("sorted_tokens",), 48))
             if self.structure.tied and self.structure.loss == "fused":
                 tape.release(table)  # added to the head's in place: that one is no view
                 table = Buffer(table.key, table.part)
             elif self.structure.tied:
-                total = tape.alloc(("vocabulary", "hidden"), 2, "gradients")
+                total = tape.alloc(("vocabulary", "hidden"), item, "gradients")
                 tape.release(table)
                 tape.release(Buffer(table.key, table.part))
                 table = total
@@ -219,6 +224,16 @@ class Walk:
     def largest(self) -> int:
         """The largest single allocation in bytes."""
         return max(self._table)
+
+    @property
+    def kept(self) -> int:
+        """Bytes that nothing but the end of the graph lets go of."""
+        program, found = self._step.program, 0
+        for _, section, count in self.stops:
+            for key, part, number in program.remains(section, self._step.sections):
+                if program.parts[part] == KEPT:
+                    found += count * number * self._table[2 * key]
+        return found
 
     def parts(self, instant: str) -> dict[str, int]:
         """Return the bytes of every part at an instant's peak."""

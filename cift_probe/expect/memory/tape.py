@@ -24,8 +24,9 @@ from typing import TypeAlias
 Dims: TypeAlias = tuple[str, ...]
 Key: TypeAlias = tuple[Dims, int]
 
-BF16 = 2
+HALF = 2  # bytes of bfloat16 and float16
 FP32 = 4
+KEPT = "inputs of int8 layers"
 BLOCK_BYTES = 512  # c10/core/CachingDeviceAllocator: kMinBlockSize
 
 
@@ -86,7 +87,7 @@ class Node:
 class Tape:
     """The recorder; see the module's text."""
 
-    def __init__(self, *, autocast: bool, compute: int = BF16, keep_gradients: bool = True) -> None:
+    def __init__(self, *, autocast: bool, compute: int = HALF, keep_gradients: bool = True) -> None:
         """`keep_gradients` False: the gradients exist already and are added to in place."""
         self.autocast = autocast
         self.compute = compute
@@ -141,6 +142,18 @@ class Tape:
         for value in values:
             if self._locals.pop(id(value), None) is not None:
                 self.release(value.buffer)
+
+    def keep(self, value: Value) -> None:
+        """Let the graph itself hold a tensor that a node needs: to the end of the step.
+
+        What a second pass makes goes with that pass.
+        """
+        value.buffer.refs += 1
+        if self._pending is not None:
+            held = Value(value.buffer, value.dims, value.item)
+            self._locals[id(held)] = held
+        else:
+            self.relabel(value.buffer, KEPT)
 
     def names(self) -> frozenset[int]:
         """Return what the running Python code holds, for `leave`."""

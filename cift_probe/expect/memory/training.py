@@ -11,7 +11,7 @@ from cift_probe.expect.memory.layers import Regime
 from cift_probe.expect.memory.optimizers import optimizer_bytes
 from cift_probe.expect.memory.profiles import Profile
 from cift_probe.expect.memory.step import EMBEDDING, FORWARD, LOSS, Structure, compile_step
-from cift_probe.expect.memory.tape import BF16, FP32
+from cift_probe.expect.memory.tape import FP32, HALF, KEPT
 from cift_probe.plan import Plan
 
 BETWEEN = "between steps"
@@ -56,17 +56,32 @@ def adapted_roles(architecture: Architecture, targets: str | tuple[str, ...]) ->
     return frozenset(p.role for p in projections if p.module in names)
 
 
-def regime_of(plan: Plan, profile: Profile, adapted: frozenset[str]) -> Regime:
+def _weight_item(plan: Plan, profile: Profile) -> int:
+    """Return the bytes of a weight that is not quantised, before anything is turned to float32."""
+    scaled = plan.dtype == "float16" and plan.method == "full"
+    return FP32 if plan.dtype == "float32" or (scaled and profile.widens_float16) else HALF
+
+
+def regime_of(
+    plan: Plan, profile: Profile, architecture: Architecture, adapted: frozenset[str]
+) -> Regime:
     """Return how the stack holds and computes the weights of this plan."""
     quantised = plan.method == "qlora"
-    upcast = quantised and profile.upcasts
+    item = FP32 if plan.dtype == "float32" else HALF
+    weights = _weight_item(plan, profile)
+    upcast = FP32 if quantised and profile.upcasts else weights
+    adapters_item = profile.packed_adapter_item if quantised else profile.adapter_item
+    if plan.dtype != "bfloat16":
+        adapters_item = FP32  # peft's default; and a gradient scaler unscales nothing else
     return Regime(
-        autocast=plan.method in profile.autocast,
+        autocast=plan.method in profile.autocast and plan.dtype != "float32",
         trained=plan.method == "full",
-        norm_item=FP32 if upcast else BF16,
-        packed=plan.quantisation if quantised else "",
+        norm_item=upcast,
+        weight_item=weights if architecture.quantisable else upcast,
+        compute=item,
+        packed=plan.quantisation if quantised and architecture.quantisable else "",
         double=plan.double_quantisation,
-        adapter_item=profile.packed_adapter_item if quantised else profile.adapter_item,
+        adapter_item=adapters_item,
         adapted=adapted,
         keeps_packed_input=profile.keeps_packed_input,
         adapter_dropout=profile.adapter_dropout,
@@ -146,9 +161,9 @@ def standing_of(
         parts["weights"] += sum(size for size, _ in sizes)
         parts["quantisation constants"] = sum(constants for _, constants in sizes)
     else:
-        parts["weights"] += stored(linear, BF16)
+        parts["weights"] += stored(linear, regime.weight_item)
     trained: list[Tensor] = base
-    item = BF16
+    item = regime.weight_item
     if not regime.trained:
         trained = list(adapters(architecture, regime.adapted, plan.rank))
         item = regime.adapter_item
@@ -168,7 +183,7 @@ def _inputs(plan: Plan, architecture: Architecture, regime: Regime) -> dict[str,
     if architecture.kinds[0].kernel == "eager":
         # masking_utils.py eager_mask: one for all layers, one more where some have windows
         masks = 2 if any(architecture.windowed) else 1
-        found["attention masks"] = masks * tokens * plan.sequence_length * BF16
+        found["attention masks"] = masks * tokens * plan.sequence_length * regime.norm_item
     return found
 
 
@@ -177,39 +192,44 @@ def ledger_of(plan: Plan, profile: Profile, architecture: Architecture) -> Ledge
     adapted = frozenset[str]()
     if plan.method != "full":
         adapted = adapted_roles(architecture, plan.targets)
-    regime = regime_of(plan, profile, adapted)
+    regime = regime_of(plan, profile, architecture, adapted)
     step = compile_step(structure_of(plan, profile, architecture, regime))
     dims = dimensions(plan, architecture)
     standing = standing_of(plan, profile, architecture, regime)
     fixed = standing.parts | _inputs(plan, architecture, regime)
     if plan.gradient_accumulation > 1:
         fixed["gradients"] = standing.gradients
-    if profile.keeps_graph and plan.gradient_checkpointing and plan.method != "full":
-        left = dims["tokens"] * dims["hidden"] * regime.norm_item
-        fixed["graph of the last step"] = 2 * left
-    base = sum(fixed.values())
-    walk = step.walk(dims, architecture.order, base)
-    kept = fixed.pop("graph of the last step", 0)
-    peaks = {n: size - (0 if n in HOLDS_LAST_GRAPH else kept) for n, size in walk.peaks.items()}
+    walk = step.walk(dims, architecture.order, sum(fixed.values()))
+    last_graph = _last_graph(plan, dims, regime) + walk.kept if profile.keeps_graph else 0
     between = sum(standing.parts.values())
     updated = between + standing.gradients
-    peaks |= {
-        BETWEEN: between,
-        CLIPPING: updated,
-        OPTIMIZER: updated + standing.temporaries,
-        END: updated,
+    held = walk.kept if profile.keeps_graph else 0
+    peaks = walk.peaks | {
+        BETWEEN: between + held,
+        CLIPPING: updated + walk.kept,
+        OPTIMIZER: updated + standing.temporaries + held,
+        END: updated + held,
     }
+    peaks = {n: size + (last_graph if n in HOLDS_LAST_GRAPH else 0) for n, size in peaks.items()}
     instant = max(peaks, key=lambda name: peaks[name])
-    if instant in HOLDS_LAST_GRAPH:
-        fixed["graph of the last step"] = kept
     if instant in walk.peaks:
         parts = fixed | _merge(fixed, walk.parts(instant))
     else:
         parts = standing.parts | {"gradients": standing.gradients}
-        if instant == OPTIMIZER:
-            parts["temporaries"] = standing.temporaries
+    parts["graph of the last step"] = last_graph if instant in HOLDS_LAST_GRAPH else 0
+    if instant == OPTIMIZER:
+        parts["temporaries"] = standing.temporaries
+    if instant not in walk.peaks:
+        parts[KEPT] = peaks[instant] - sum(parts.values())
     found = {name: size for name, size in parts.items() if size}
     return Ledger(peaks, instant, found, walk.largest)
+
+
+def _last_graph(plan: Plan, dims: dict[str, int], regime: Regime) -> int:
+    """Return what the last step's graph still holds of checkpoints while the next one begins."""
+    if not plan.gradient_checkpointing or plan.method == "full":
+        return 0
+    return 2 * dims["tokens"] * dims["hidden"] * regime.norm_item
 
 
 def _merge(fixed: dict[str, int], found: dict[str, int]) -> dict[str, int]:

@@ -23,6 +23,7 @@ import msgspec
 
 _CUDA = 1  # c10::DeviceType::CUDA
 _DESTRUCTOR_SLOTS = 2  # the Itanium C++ ABI gives a virtual destructor two
+_AMPERE = (8, 0)  # bfloat16 in hardware
 _VTABLE_PREFIX = 2  # offset to the top, and the type's information, stand before the functions
 _KEPT: list[Any] = []  # what C++ holds pointers to
 
@@ -159,7 +160,6 @@ def _describe(torch: Any, gpu: FakeGpu) -> None:
         "get_device_properties": properties,
         "get_device_capability": gpu.capability,
         "get_device_name": gpu.name,
-        "is_bf16_supported": gpu.capability >= (8, 0),
         "is_initialized": False,
         "is_current_stream_capturing": False,
         "mem_get_info": (gpu.total_bytes, gpu.total_bytes),
@@ -174,6 +174,12 @@ def _describe(torch: Any, gpu: FakeGpu) -> None:
     }
     for name, value in answers.items():
         setattr(torch.cuda, name, lambda *_, _value=value, **__: _value)
+    native = gpu.capability >= _AMPERE
+
+    def is_bf16_supported(including_emulation: bool = True) -> bool:  # noqa: FBT001, FBT002 - torch's
+        return native or including_emulation
+
+    torch.cuda.is_bf16_supported = is_bf16_supported
     torch.cuda.device = _NoGuard
     # a build with CUDA would start it before the first fake tensor
     module: Any = import_module("torch._subclasses.fake_tensor")

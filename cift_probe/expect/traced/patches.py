@@ -15,11 +15,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from cift_probe.expect.traced import sdpa
 from cift_probe.expect.traced.stand_ins import Facts
 
-_MAX_FLASH_HEAD = 256  # sdp_utils.cpp, check_head_dim_size_flash
-_FLASH_FROM = (8, 0)  # the same file, check_flash_attention_hardware
-_CARD: dict[str, bool] = {}
 _LIBRARY: list[Any] = []
 
 
@@ -32,7 +30,7 @@ def install() -> None:
 
 def state(facts: Facts, capability: tuple[int, int], *, packed: bool) -> None:
     """State the plan's data and card, and make what the fake tensors' mode must own."""
-    _CARD["has flash"] = capability >= _FLASH_FROM
+    sdpa.use_capability(capability)
     _patch_masks(facts, packed=packed)
     with suppress(ImportError):
         import bitsandbytes.functional
@@ -69,9 +67,16 @@ def _patch_torch() -> None:
     for name in ("silu_backward", "mish_backward"):
         library.impl(name, _never, "CUDA")
     _LIBRARY.append(library)
-    torch.nn.functional.scaled_dot_product_attention = _attention
+    sdpa.install()
+    # a gradient that is not finite would let the optimizer's step be left out
+    torch.amp.GradScaler._maybe_opt_step = _step  # type: ignore[method-assign]  # noqa: SLF001
     FakeTensor.__getitem__ = _getitem  # type: ignore[method-assign]
     torch.nn.Module._apply = _apply  # type: ignore[method-assign]  # noqa: SLF001
+
+
+def _step(_self: Any, optimizer: Any, _state: Any, *args: Any, **kwargs: Any) -> Any:
+    """`GradScaler._maybe_opt_step`, all gradients being finite."""
+    return optimizer.step(*args, **kwargs)
 
 
 def _getitem(self: Any, index: Any) -> Any:
@@ -87,56 +92,6 @@ def _getitem(self: Any, index: Any) -> Any:
 def _never(*_: Any, **__: Any) -> Any:
     message = "a kernel was called on a fake tensor"
     raise RuntimeError(message)
-
-
-_real_attention = torch.nn.functional.scaled_dot_product_attention
-
-
-def _attention(  # noqa: PLR0917 - torch's signature
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,  # noqa: FBT001, FBT002 - torch's signature
-    scale: float | None = None,
-    enable_gqa: bool = False,  # noqa: FBT001, FBT002 - torch's signature
-) -> Any:
-    """Choose the kernel as sdp_utils.cpp does: flash, then memory-efficient, then math."""
-    if query.device.type != "cuda":
-        return _real_attention(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-        )
-    if torch.is_autocast_enabled("cuda"):
-        dtype = torch.get_autocast_dtype("cuda")
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-        if attn_mask is not None and attn_mask.is_floating_point():
-            attn_mask = attn_mask.to(dtype)
-    with torch.autocast("cuda", enabled=False):
-        half = query.dtype in (torch.bfloat16, torch.float16)
-        flash_can = _CARD["has flash"] and half and query.shape[-1] <= _MAX_FLASH_HEAD
-        if attn_mask is None and flash_can:
-            flash = torch.ops.aten._scaled_dot_product_flash_attention  # noqa: SLF001 - its name
-            return flash(
-                query, key, value, dropout_p, is_causal, return_debug_mask=False, scale=scale
-            )[0]
-        if enable_gqa and key.shape[1] != query.shape[1]:
-            repeats = query.shape[1] // key.shape[1]
-            key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-        if attn_mask is not None:
-            attn_mask = _as_bias(attn_mask, query, key)
-        needs_gradient = query.requires_grad or key.requires_grad or value.requires_grad
-        return torch.ops.aten._scaled_dot_product_efficient_attention(  # noqa: SLF001
-            query, key, value, attn_mask, needs_gradient, dropout_p, is_causal, scale=scale
-        )[0]
-
-
-def _as_bias(mask: Any, query: Any, key: Any) -> Any:
-    """Return a mask as what is added to scores: convert_boolean_attn_mask and pad_bias."""
-    if mask.dtype == torch.bool:
-        bias = torch.zeros_like(mask, dtype=query.dtype)
-        mask = bias.masked_fill_(mask.logical_not(), float("-inf"))
-    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
 def _apply(self: Any, function: Any, recurse: bool = True) -> Any:  # noqa: FBT001, FBT002 - torch's

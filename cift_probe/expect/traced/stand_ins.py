@@ -24,6 +24,7 @@ STAND_INS: dict[Any, StandIn] = {}
 TEMPORARIES: dict[Any, Callable[..., int]] = {}
 _BLOCK = 512
 _NESTED_SCALES = 7  # position of absmax_8bit in gemm_4bit
+_REGISTERS = 128  # widest head of kOutputInRF
 _ROWS_PER_THREAD = 10  # NROWS_PER_THREAD
 _LARGE_WORKSPACE = (9, 10)  # major compute capability: Hopper, and Blackwell of data centres
 
@@ -161,12 +162,12 @@ def addmm_to_fp32(_recorder: Any, _func: Any, args: Any, kwargs: Any) -> Any:
 
 @stand_in(aten._grouped_mm.default)  # noqa: SLF001 - the operation's name
 def grouped_mm(_recorder: Any, _func: Any, args: Any, kwargs: Any) -> Any:
-    """Give the shape of a mixture of experts' grouped matrix product, in fp32 too.
+    """Give the shape of a mixture of experts' grouped matrix product, in every type.
 
     (m, k) x (g, k, n) -> (m, n); (m, k) x (k, n) by offsets -> (g, m, n).
     """
     one, two = args[:2]
-    if one.dtype != torch.float32:
+    if one.dtype == torch.bfloat16:
         return NotImplemented
     if one.dim() == 2 and two.dim() == 3:  # noqa: PLR2004 - dimensions
         shape: tuple[int, ...] = (one.shape[0], two.shape[2])
@@ -176,6 +177,33 @@ def grouped_mm(_recorder: Any, _func: Any, args: Any, kwargs: Any) -> Any:
     else:
         shape = (one.shape[1], two.shape[-1])
     return torch.empty(shape, dtype=one.dtype, device=one.device)
+
+
+@stand_in(operation("bitsandbytes", "int8_vectorwise_quant"))
+def quantised_rows(_recorder: Any, _func: Any, args: Any, kwargs: Any) -> Any:
+    """Rows in int8 with a scale each; no column holds a value beyond the threshold.
+
+    How many do depends on the weights. Random ones have none, or one in a layer; trained ones up
+    to some in a hundred, and each adds its inputs in 16 bits, to the end of the step.
+    """
+    inputs = args[0]
+    rows = torch.empty(inputs.shape, dtype=torch.int8, device=inputs.device)
+    scales = torch.empty(inputs.numel() // inputs.shape[-1], device=inputs.device)
+    none = torch.empty(0, dtype=torch.int64, device=inputs.device)
+    return rows, scales, none if _threshold(args, kwargs) else None
+
+
+@stand_in(operation("bitsandbytes", "int8_mixed_scaled_mm"))
+def mixed_product(_recorder: Any, _func: Any, args: Any, _kwargs: Any) -> Any:
+    """(rows, k) x (n, k) in int8 -> (rows, n) in the inputs' type, and no outliers' inputs."""
+    inputs, weight = args[0], args[2]
+    shape = (*inputs.shape[:-1], weight.shape[0])
+    none = torch.empty(0, dtype=inputs.dtype, device=inputs.device)
+    return torch.empty(shape, dtype=inputs.dtype, device=inputs.device), none
+
+
+def _threshold(args: Any, kwargs: Any) -> float:
+    return float(args[1] if len(args) > 1 else kwargs.get("threshold", 0.0))
 
 
 MATRIX_PRODUCTS = frozenset(
@@ -233,6 +261,28 @@ def _is_fused(inputs: Any, shape: Any, blocksize: int) -> bool:
     return bool(ops._gemm_4bit_use_custom_fn(0, inputs.dtype, rows, shape[0], inner))  # noqa: SLF001
 
 
+@temporary(operation("bitsandbytes", "int8_vectorwise_quant"))
+def outlier_search(args: Any, kwargs: Any, _result: Any) -> int:
+    """`A.abs() >= threshold`: bitsandbytes/backends/cuda/ops.py, int8_vectorwise_quant."""
+    inputs = args[0]
+    if not _threshold(args, kwargs):
+        return 0
+    return rounded(inputs.numel() * inputs.element_size()) + rounded(inputs.numel())
+
+
+@temporary(
+    operation("bitsandbytes", "int8_mixed_scaled_mm"), operation("bitsandbytes", "int8_scaled_mm")
+)
+def int32_product(_args: Any, _kwargs: Any, result: Any) -> int:
+    """Count the sums in int32, then in float16, before the type that was asked for.
+
+    bitsandbytes/backends/default/ops.py, int8_scaled_mm; backends/cuda/ops.py, int8_mm_dequant.
+    """
+    output = result[0] if isinstance(result, tuple) else result
+    narrow = 0 if output.dtype == torch.float16 else rounded(output.numel() * 2)
+    return rounded(output.numel() * 4) + narrow
+
+
 @temporary(aten._scaled_dot_product_flash_attention_backward.default)  # noqa: SLF001 - as above
 def flash_backward(args: Any, _kwargs: Any, _result: Any) -> int:
     """Accumulators of flash attention's backward pass.
@@ -253,6 +303,28 @@ def flash_backward(args: Any, _kwargs: Any, _result: Any) -> int:
         if not tensor.transpose(1, 2).is_contiguous():
             size += rounded(tensor.numel() * tensor.element_size())
     return size
+
+
+@temporary(aten._scaled_dot_product_efficient_attention_backward.default)  # noqa: SLF001 - as above
+def efficient_backward(args: Any, _kwargs: Any, _result: Any) -> int:
+    """Accumulators of the memory-efficient kernel's backward pass.
+
+    aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_backward.h, workspace_size:
+    in 16 bits the queries' gradient in float32, and those of keys and values where a head is too
+    wide for registers; attention_backward.cu: in float32 the product of output and gradient; the
+    sums of either by row.
+    """
+    query = args[1]
+    batch, heads, length, head = query.shape
+    gradients = 3 if query.element_size() == 2 and head > _REGISTERS else 1  # noqa: PLR2004 - bytes
+    size = rounded(batch * heads * length * head * 4)
+    return gradients * size + rounded(batch * heads * length * 4)
+
+
+@temporary(operation("aten", "_safe_softmax"))
+def safe_softmax(args: Any, _kwargs: Any, _result: Any) -> int:
+    """Count which scores are -inf (SoftMax.cpp, _safe_softmax; seen with torch 2.11)."""
+    return rounded(args[0].numel())
 
 
 @temporary(aten.embedding_dense_backward.default)
