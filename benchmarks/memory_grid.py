@@ -57,6 +57,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"model": "llama-3.2-1b", "method": "full", "optimizer": "sgd"},
     {"model": "llama-3.2-1b", "method": "full", "optimizer": "adafactor", "stack": "raw"},
     {"model": "llama-3.2-1b", "method": "full", "dtype": "float32"},
+    {"model": "llama-3.2-1b", "method": "full", "dtype": "float16"},
     {"model": "llama-3.2-1b", "method": "lora", "dtype": "float16"},
     {"model": "llama-3.2-1b", "method": "lora", "dtype": "float16", "stack": "raw"},
     {"model": "llama-3.2-1b", "method": "lora", "dtype": "float32", "stack": "raw"},
@@ -127,38 +128,46 @@ def main(arguments: list[str]) -> int:
         rows = map(json.loads, options.results.read_text().splitlines())
         done = {(row["plan"]["name"], row["tier"]) for row in rows}
     deadline = time.monotonic() + options.seconds
-    worker = Worker({"CUDA_VISIBLE_DEVICES": "0"})
+    with Worker({"CUDA_VISIBLE_DEVICES": "0"}) as worker:
+        for plan in _chosen(options):
+            for tier in options.tiers.split(","):
+                if (plan.name, tier) in done or time.monotonic() > deadline:
+                    continue
+                row = run_one(worker, plan, tier)
+                with options.results.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+                told = row.get("fault") or {k: v for k, v in row.items() if k.endswith("_bytes")}
+                print(plan.name, tier, row["wall_s"], told, flush=True)
+    return 0
+
+
+def _chosen(options: argparse.Namespace) -> Iterator[Plan]:
+    """Yield the plans of this part; all of a model are in one, so that the largest do not meet."""
     only = set(filter(None, options.only.split(",")))
     part, num_parts = map(int, options.part.split("/"))
-    chosen = [
+    wanted = [
         plan
         for plan in plans()
         if (not only or plan.name in only) and options.half in {"", half_of(plan)}
     ]
-    models = list(dict.fromkeys(plan.model for plan in chosen))
-    for plan in chosen:
-        half = half_of(plan)
-        if models.index(plan.model) % num_parts != part:  # the largest plans not at once
-            continue
-        for tier in options.tiers.split(","):
-            if (plan.name, tier) in done or time.monotonic() > deadline:
-                continue
-            started = time.monotonic()
-            row = {"plan": msgspec.to_builtins(plan), "half": half, "tier": tier}
-            try:
-                call = "memory_grid:answer"
-                row |= worker.call(call, {"plan": row["plan"], "tier": tier}, DEADLINE_S)
-            except WorkerFaultError as fault:
-                row["fault"] = f"{fault.detail} {fault.stderr_tail[-1500:]}"
-            row["wall_s"] = round(time.monotonic() - started, 2)
-            with options.results.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-            told = row.get("fault") or {k: v for k, v in row.items() if k.endswith("_bytes")}
-            print(plan.name, tier, row["wall_s"], told, flush=True)
-            if row.get("left_bytes"):
-                worker.retire("memory is measured in a process at the base line")
-    worker.close()
-    return 0
+    models = list(dict.fromkeys(plan.model for plan in wanted))
+    for plan in wanted:
+        if models.index(plan.model) % num_parts == part:
+            yield plan
+
+
+def run_one(worker: Worker, plan: Plan, tier: str) -> dict[str, Any]:
+    """Return the row of one plan and tier; what fails is told in it."""
+    started = time.monotonic()
+    row = {"plan": msgspec.to_builtins(plan), "half": half_of(plan), "tier": tier}
+    try:
+        row |= worker.call("memory_grid:answer", {"plan": row["plan"], "tier": tier}, DEADLINE_S)
+    except WorkerFaultError as fault:
+        row["fault"] = f"{fault.detail} {fault.stderr_tail[-1500:]}"
+    row["wall_s"] = round(time.monotonic() - started, 2)
+    if "fault" in row or row.get("left_bytes"):
+        worker.retire("memory is measured in a process at the base line")
+    return row
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:
@@ -181,12 +190,13 @@ def answer(payload: Any) -> Any:
     tiers = {"measured": _measured, "cap": _cap, "sliced": _sliced}
     if payload["tier"].startswith("traced"):
         return _traced(plan, "periods" if payload["tier"].endswith("periods") else "full")
-    return tiers[payload["tier"]](plan)
+    from cift_probe.measure.inside import allocated_after_cleaning
+
+    return tiers[payload["tier"]](plan) | {"left_bytes": allocated_after_cleaning()}
 
 
 def _measured(plan: Plan) -> dict[str, Any]:
     from cift_probe.measure.declare import Task
-    from cift_probe.measure.inside import allocated_after_cleaning
     from cift_probe.measure.sliced import measure_slice
     from cift_probe.models import load_model
 
@@ -197,7 +207,6 @@ def _measured(plan: Plan) -> dict[str, Any]:
         "weights_bytes": seen.weights,
         "instants": seen.instants,
         "step_s": seen.step_s,
-        "left_bytes": allocated_after_cleaning(),
     }
 
 

@@ -143,6 +143,7 @@ def parse_plan(content: str, place: str, default_name: str) -> Plan:
         message = f"{place}: is no TOML: {error}"
         raise PlanError(message) from error
     row.setdefault("name", default_name)
+    row.setdefault("quantisation", default_quantisation(row.get("method", "qlora")))
     try:
         row["budget"] = _budget(row["budget"]) if "budget" in row else None
         plan = msgspec.convert(row, Plan)
@@ -151,6 +152,11 @@ def parse_plan(content: str, place: str, default_name: str) -> Plan:
         message = f"{place}: {error}"
         raise PlanError(message) from error
     return plan
+
+
+def default_quantisation(method: object) -> Literal["nf4", "none"]:
+    """Return how linear layers are stored where nobody says it."""
+    return "nf4" if method == "qlora" else "none"
 
 
 def default_plan(model: str) -> Plan:

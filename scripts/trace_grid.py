@@ -108,7 +108,7 @@ def draw_others(count: int) -> Iterator[Case]:
             stack=stack,  # type: ignore[arg-type]  # as above
             quantisation=stored,  # type: ignore[arg-type]  # as above
             double_quantisation=chance.random() < 0.5,  # noqa: PLR2004 - both ways alike
-            dtype=("bfloat16", "float16", "float32")[number // 2 % 3],  # type: ignore[arg-type]
+            dtype=("bfloat16", "float16", "float32")[number // 2 % 3],
             sequence_length=chance.choice((512, 1024)),
             batch_size=2 if masked == "padding" else batch_size,
             padding=masked == "padding",

@@ -166,13 +166,6 @@ def test_without_a_capability_nothing_is_predicted(field: str, missing: Evidence
     assert expected_of(field, capability=missing) == missing
 
 
-@pytest.mark.parametrize("field", PREDICTED)
-def test_a_card_that_the_formula_was_not_checked_for_is_not_asked_about(field: str) -> None:
-    found = expected_of(field, capability=Known("7.5", "capability"))
-    assert isinstance(found, Known)
-    assert found.absent == "the formula was not checked for compute capability 7.5"
-
-
 def test_a_formula_that_gives_no_number_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     none = Unknown("not checked for this architecture")
     monkeypatch.setattr(memory, "predict", lambda *_: none)

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from cift_probe.plan import OPTIMIZERS, Plan, PlanError, default_plan, parse_quantity, read_plan
+from cift_probe.plan import (
+    OPTIMIZERS,
+    Plan,
+    PlanError,
+    default_plan,
+    parse_plan,
+    parse_quantity,
+    read_plan,
+)
 
 GIB = 1024**3
 
@@ -52,7 +60,7 @@ def test_a_size_without_sense_is_refused(text: str) -> None:
         ('model = "llama-3.1-8b"\nrank = "16"', "rank"),
         ('model = "llama-3.1-8b"\nrank = 0', "rank = 0"),
         ('model = "llama-3.1-8b"\nsequence_length = 200000', "131072"),
-        ('model = "llama-3.1-8b"\nmethod = "full"', "exclude each other"),
+        ('model = "llama-3.1-8b"\nmethod = "full"\nquantisation = "nf4"', "exclude each other"),
         ('model = "llama-3.1-8b"\nquantisation = "none"', "exclude each other"),
         ('model = "llama-3.1-8b"\nrank = 5000', "hidden size 4096"),
         ('model = "llama-3.1-8b"\noptimizer = "adam"', "did you mean"),
@@ -111,3 +119,13 @@ def test_every_optimizer_can_be_planned(tmp_path: Path) -> None:
         path = tmp_path / f"{name}.toml"
         path.write_text(f'model = "qwen3-8b"\noptimizer = "{name}"\n')
         assert read_plan(str(path)).optimizer == name
+
+
+@pytest.mark.parametrize(
+    ("method", "stored"),
+    [("qlora", "nf4"), ("lora", "none"), ("full", "none"), ("inference", "none")],
+)
+def test_only_qlora_quantises_where_nothing_is_said(method: str, stored: str) -> None:
+    text = f'model = "qwen3-8b"\nmethod = "{method}"'
+    assert parse_plan(text, "here", "x").quantisation == stored
+    assert parse_plan('model = "qwen3-8b"', "here", "x").quantisation == "nf4"

@@ -216,7 +216,7 @@ def test_without_a_gpu_the_acceptance_run_fails_at_once_and_says_why(tmp_path: P
     assert all(item.outcome == "UNKNOWN" for item in dependents)
     assert "PASS" not in {outcomes[item.label] for item in dependents}
     answers = {answer.plan: answer for answer in session.report.answers}
-    assert set(answers) == {"llama-3.1-8b-qlora", "smollm2-135m-qlora"}
+    assert set(answers) == {"llama-3.1-8b-qlora", "llama-3.2-1b-full", "smollm2-135m-qlora"}
     for answer in answers.values():
         assert answer.verdict == "undecided"
         assert "GPU001[gpu0]" in answer.reason

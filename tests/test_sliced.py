@@ -318,6 +318,7 @@ def test_another_error_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> 
 def measured(monkeypatch: pytest.MonkeyPatch, task: Task) -> dict[str, Evidence]:
     """Return what the instrument makes of slices on straight lines."""
     monkeypatch.setattr(sliced, "read_period", lambda _shape: (0, 1))
+    monkeypatch.setattr(sliced, "allocatable", lambda _cap: 80 * GIB)
     monkeypatch.setattr(sliced, "measure_slice", lambda _plan, depth, _task: a_slice(depth))
     seen = dict(sliced.measure_sliced(task))
     assert set(seen) == set(sliced.PRODUCES)
@@ -493,3 +494,54 @@ def loader_that_runs_out_of_memory(plain: RuntimeError) -> None:
     except RuntimeError as error:
         message = "We encountered some issues during automatic conversion of the weights"
         raise RuntimeError(message) from error
+
+
+def tried(
+    monkeypatch: pytest.MonkeyPatch, free: int, whole: Slice | Exception
+) -> tuple[dict[str, Evidence], list[int]]:
+    """Return what settling says with so many free bytes, and which depths it ran."""
+    depths: list[int] = []
+
+    def measure_slice(_plan: Plan, depth: int, *_: Any) -> Slice:
+        depths.append(depth)
+        if isinstance(whole, Exception):
+            raise whole
+        return whole
+
+    monkeypatch.setattr(sliced, "allocatable", lambda _cap: free)
+    monkeypatch.setattr(sliced, "measure_slice", measure_slice)
+    seen = sliced.evidence_of(slices(), DEPTH)
+    return sliced.settled(PLAN, DEPTH, GPU, seen), depths
+
+
+BETWEEN = PEAK + 100 * MIB
+
+
+@pytest.mark.parametrize("free", [PEAK // 2, 2 * PEAK])
+def test_a_clear_answer_is_not_tried(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    assert tried(monkeypatch, free, a_slice(DEPTH)) == ({}, [])
+
+
+def test_an_open_answer_is_settled_by_the_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = a_slice(DEPTH, reserved=float(BETWEEN - MIB))
+    seen, depths = tried(monkeypatch, BETWEEN, ran)
+    assert depths == [DEPTH]
+    required = known(seen["step.required"])
+    assert (required.value, required.band) == (BETWEEN - MIB, 0.0)
+    assert answer(room=room(BETWEEN)).verdict is Verdict.UNDECIDED
+    assert answer(room=room(BETWEEN), **seen).verdict is Verdict.FITS
+
+
+def test_a_whole_step_that_runs_out_of_memory_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = RuntimeError("CUDA out of memory. Tried to allocate 2 MiB. GPU 0 has 8 GiB\nmore")
+    seen, _ = tried(monkeypatch, BETWEEN, error)
+    told = answer(room=room(BETWEEN), **seen)
+    assert told.verdict is Verdict.DOES_NOT_FIT
+    assert told.reason == "all 32 layers: CUDA out of memory. Tried to allocate 2 MiB."
+
+
+def test_another_error_of_the_whole_step_is_not_taken_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(RuntimeError, match="shapes"):
+        tried(monkeypatch, BETWEEN, RuntimeError("shapes do not match"))

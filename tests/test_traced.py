@@ -62,6 +62,9 @@ def measured(name: str) -> dict[str, Any]:
         ("llama-3.2-1b-full-trl-2048-2", "full", 0.001),
         ("llama-3.2-1b-lora-raw-2048-2", "full", 0.001),
         ("llama-3.2-1b-qlora-trl-2048-2", "periods", 0.002),
+        # no kernel but "math" takes Falcon's heads; 8-bit layers keep their inputs
+        ("falcon-7b-qlora", "periods", 0.002),
+        ("qwen2.5-1.5b-qlora-int8-raw", "periods", 0.006),
     ],
 )
 def test_a_trace_meets_what_the_gpu_measured(name: str, depth: Any, band: float) -> None:
@@ -133,6 +136,37 @@ def test_gradients_that_the_engine_adds_take_no_further_memory() -> None:
     seen = run_child(body)
     # the weight and two products of 4 MB, summed in place: 11 MiB; out of place it would be 15
     assert int(seen.stdout) == 11, seen.stderr
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0)])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("key_heads", [2, 8])
+@pytest.mark.parametrize("head", [64, 512])
+def test_formula_and_trace_choose_the_same_attention_kernel(
+    dtype: str, capability: tuple[int, int], head: int, key_heads: int, *, masked: bool
+) -> None:
+    torch = pytest.importorskip("torch")
+    from cift_probe.expect.memory.kernels import choose_sdpa
+    from cift_probe.expect.traced import sdpa
+
+    query, key = (
+        torch.empty(1, heads, 16, head, dtype=getattr(torch, dtype), device="meta")
+        for heads in (8, key_heads)
+    )
+    mask = torch.empty(1, 1, 16, 16, device="meta") if masked else None
+    sdpa.use_capability(capability)
+    found = sdpa.choose(query, key, key, mask, enable_gqa=key_heads != 8)
+    assert found == choose_sdpa(dtype, capability, head, same_heads=key_heads == 8, masked=masked)
+    by_hand = {
+        ("float16", (7, 5), 64, 2, False): "math",  # a T4 has no flash kernel; heads are grouped
+        ("float16", (7, 5), 64, 8, True): "efficient",
+        ("bfloat16", (7, 5), 64, 8, True): "math",
+        ("float32", (9, 0), 64, 8, False): "efficient",
+        ("bfloat16", (8, 0), 64, 2, False): "flash",
+        ("bfloat16", (9, 0), 512, 8, False): "efficient",
+    }
+    assert found == by_hand.get((dtype, capability, head, key_heads, masked), found)
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

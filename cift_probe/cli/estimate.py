@@ -18,7 +18,7 @@ from cift_probe.devices import Device, described, find_device
 from cift_probe.evidence import Unknown
 from cift_probe.expect.estimate import Estimate
 from cift_probe.models import ModelError
-from cift_probe.plan import OPTIMIZERS, Plan, PlanError, check_plan
+from cift_probe.plan import OPTIMIZERS, Plan, PlanError, check_plan, default_quantisation
 from cift_probe.verdict.answer import Verdict
 from cift_probe.verdict.display import bytes_text, one_line
 
@@ -105,7 +105,7 @@ def _cards(options: argparse.Namespace) -> list[tuple[str, Device]]:
 
 
 def _plan(options: argparse.Namespace, model: str) -> Plan:
-    stored: Any = options.quantisation or ("nf4" if options.method == "qlora" else "none")
+    stored: Any = options.quantisation or default_quantisation(options.method)
     targets: str | tuple[str, ...] = options.targets
     if "," in options.targets:
         targets = tuple(name.strip() for name in options.targets.split(","))

@@ -52,10 +52,21 @@ def cap_memory(num_bytes: int | None) -> None:
         import torch
     except ImportError:
         return
-    free, total = torch.cuda.mem_get_info()
-    taken = total - free - torch.cuda.memory_reserved()
-    share = 1.0 if num_bytes is None else min(1.0, max(0.0, (num_bytes - taken) / total))
+    total = torch.cuda.mem_get_info()[1]
+    share = 1.0 if num_bytes is None else min(1.0, allocatable(num_bytes) / total)
     torch.cuda.set_per_process_memory_fraction(share)
+
+
+def allocatable(num_bytes: int | None) -> int:
+    """Return bytes that torch's allocator can hold on the device, or on one of `num_bytes`."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    free += torch.cuda.memory_reserved()
+    if num_bytes is None:
+        return int(free)
+    taken = total - free
+    return int(min(free, max(0, num_bytes - taken)))
 
 
 def allocated_after_cleaning() -> int | None:

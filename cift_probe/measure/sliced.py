@@ -13,7 +13,7 @@ import msgspec
 from cift_probe.evidence import Evidence, Known, Unknown, absent
 from cift_probe.measure.declare import Task, instrument
 from cift_probe.measure.host_memory import HostWatch
-from cift_probe.measure.inside import allocated_after_cleaning
+from cift_probe.measure.inside import allocatable, allocated_after_cleaning
 from cift_probe.measure.watch import Watch
 from cift_probe.models import load_model
 from cift_probe.plan import Plan
@@ -30,6 +30,7 @@ _TIME_BAND = 0.07
 # kernels. Seen from the slowest session the fastest is 68 % away.
 _LAUNCH_BOUND_BAND = 0.7
 _BUSY = 0.9  # below this share the device waits for the CPU
+_NUM_TRIAL_STEPS = 4  # Adam's state is there in the second
 _HELD_BYTES = 64 << 20
 _SLEEP_S = 0.05
 _LOOK_S = 0.05  # a step is timed meanwhile
@@ -94,7 +95,8 @@ def measure_sliced(task: Task) -> dict[str, Evidence]:
     Peaks are bytes that torch's allocator has handed out, from after loading over all steps.
     `step.required` is an upper estimate of the smallest room that the step runs in: bytes
     *reserved* without a cap, on the line through 4 and 8 layers or the peak plus the largest
-    overhead of a slice, whichever is more. `step.seconds` comes from the medians at 4 and 8
+    overhead of a slice, whichever is more; where that leaves the answer open on this device, the
+    whole step is tried. `step.seconds` comes from the medians at 4 and 8
     layers and is this machine's: where the CPU launches kernels slower than the GPU runs them,
     it is the host that is measured, and its band is wide. `step.gpu_busy` is the share of
     the step in which the device computes. `step.unquantised.share` is of the bytes of linear
@@ -122,6 +124,10 @@ def measure_sliced(task: Task) -> dict[str, Evidence]:
                 return out_of_memory(depth, error)
     del copy
     seen = evidence_of(slices, full_depth)
+    try:
+        seen |= settled(plan, full_depth, task, seen)
+    except DirtyProcessError as error:
+        return dict.fromkeys(PRODUCES, Unknown(str(error)))
     how = "resident memory of the process that ran the slices"
     if plan.quantisation == "none":
         seen["step.unquantised.share"] = absent(f"the plan {plan.name} quantises nothing")
@@ -179,6 +185,31 @@ def _run(plan: Plan, depth: int, task: Task, folder: Path, num_steps: int) -> Sl
     )
 
 
+def settled(
+    plan: Plan, full_depth: int, task: Task, seen: Mapping[str, Evidence]
+) -> dict[str, Evidence]:
+    """Return what trying tells where the estimate cannot: the whole step in what is free here.
+
+    Nothing where all that is free is enough for the upper end of `step.required`, or too little
+    for the tensors alone.
+    """
+    peak, required = seen["step.peak"], seen["step.required"]
+    if not isinstance(peak, Known) or not isinstance(required, Known):
+        raise TypeError  # evidence_of makes both
+    free = allocatable(task.vram_cap)
+    if not peak.lower <= free < required.upper:
+        return {}
+    try:
+        whole = measure_slice(plan, full_depth, task, _NUM_TRIAL_STEPS)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return {"step.out_of_memory": Known(f"all {full_depth} layers: {_said(error)}")}
+    how = f"all {full_depth} layers in {free} bytes"
+    note = "the step ran in what is free here"
+    return {"step.required": Known(min(int(whole.reserved), free), "B", how, note=note)}
+
+
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Tell whether an error, or what it was raised from, is torch's out of memory.
 
@@ -193,14 +224,17 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 def out_of_memory(depth: int, error: RuntimeError) -> dict[str, Evidence]:
     """Return that a slice alone does not fit: then the whole does not either."""
-    said = str(error).partition("\n")[0].partition(" GPU ")[0]
-    text = f"a slice of {depth} layers ran out of memory: {said}"
+    text = f"a slice of {depth} layers ran out of memory: {_said(error)}"
     evidence: dict[str, Evidence] = dict.fromkeys(PRODUCES, Unknown(text))
     evidence["step.out_of_memory"] = Known(text)
     # a card that is too small is no worse a card: there is nothing to extrapolate
     evidence["step.extrapolation.error"] = absent(text)
     evidence["step.peak"] = absent(text)
     return evidence
+
+
+def _said(error: RuntimeError) -> str:
+    return str(error).partition("\n")[0].partition(" GPU ")[0]
 
 
 def evidence_of(slices: Mapping[int, Slice], full_depth: int) -> dict[str, Evidence]:

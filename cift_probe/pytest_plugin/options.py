@@ -23,7 +23,7 @@ from cift_probe.plan import (
     read_plan,
 )
 
-DEFAULT_PLAN = "llama-3.1-8b-qlora"
+DEFAULT_PLANS = ("llama-3.1-8b-qlora", "llama-3.2-1b-full")  # answered where none is asked for
 MARKERS = {
     "xdist_group": "checks that stay on one worker (pytest-xdist's own marker)",
     "gpu": "acceptance run of a machine with a GPU",
@@ -86,7 +86,8 @@ def settings(config: pytest.Config) -> Settings:
         demanded = [read_plan(text) for text in config.getoption("--plan")]
         asked = [default_plan(name) for name in config.getoption("--model")]
         # the small plan has a budget: its memory is asserted on every machine
-        plans = [*(demanded + asked or [read_plan(DEFAULT_PLAN)]), read_plan(REFERENCE_PLAN)]
+        defaults = [read_plan(name) for name in DEFAULT_PLANS]
+        plans = [*(demanded + asked or defaults), read_plan(REFERENCE_PLAN)]
         cap = config.getoption("--vram-cap")
         vram_cap = None if cap is None else parse_quantity(cap)
     except (PlanError, DataError) as error:

@@ -7,7 +7,7 @@ instant. What the ledger was not checked for is refused with the reason.
 from __future__ import annotations
 
 from cift_probe.evidence import Unknown
-from cift_probe.expect.estimate import Estimate
+from cift_probe.expect.estimate import Estimate, about_outliers
 from cift_probe.expect.memory.architectures import UnknownArchitectureError, describe
 from cift_probe.expect.memory.inference import ledger_of_inference
 from cift_probe.expect.memory.kernels import choose_kernels
@@ -57,7 +57,7 @@ def predict_profile(
     peak = ledger.instants[ledger.instant] + workspace
     full_logits = profile.loss not in {"fused", "chunked"}
     room = required_room(peak, ledger.largest, plan.method, full_logits=full_logits)
-    return Estimate(
+    estimate = Estimate(
         tier="formula",
         peak_allocated_bytes=peak,
         required_bytes=room.size,
@@ -68,6 +68,7 @@ def predict_profile(
         instants={name: size + workspace for name, size in ledger.instants.items()},
         stack=f"{profile.name} ({profile.versions})",
     )
+    return about_outliers(estimate, plan)
 
 
 __all__ = ["Estimate", "Room", "predict", "predict_profile"]

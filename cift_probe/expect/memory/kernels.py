@@ -36,7 +36,7 @@ def choose_kernels(
         # a mask comes with repeated keys, but for Falcon's
         same_heads = not grouped or (masked and shape.model_type not in ALWAYS_MASKED)
         head = architecture.dims["head"]
-        return _sdpa(dtype, capability, head, same_heads=same_heads, masked=masked)
+        return choose_sdpa(dtype, capability, head, same_heads=same_heads, masked=masked)
 
     if shape.model_type in ALWAYS_MASKED or plan.padding or plan.packing:
         return _all(architecture, kernel(masked=True), masked=True)
@@ -56,7 +56,7 @@ def _query_dtype(plan: Plan, profile: Profile) -> str:
     return "float32" if upcast and not autocast else plan.dtype
 
 
-def _sdpa(
+def choose_sdpa(
     dtype: str, capability: tuple[int, int], head: int, *, same_heads: bool, masked: bool
 ) -> str:
     """Return torch's choice; grouped heads without a mask come with `enable_gqa`."""

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from cift_probe.evidence import Unknown
-from cift_probe.expect.estimate import Estimate, Holding
+from cift_probe.expect.estimate import Estimate, Holding, about_outliers
 from cift_probe.models import load_model
 from cift_probe.plan import Plan
 from cift_probe.stack import extrapolate
@@ -86,10 +86,10 @@ def trace(
     if depth == "full":
         whole = msgspec.convert(answer, Traced)
         on_import(whole.import_s)
-        return _whole(whole)
+        return about_outliers(_whole(whole), plan)
     slices = msgspec.convert(answer[1], dict[int, Traced], strict=False)  # JSON's keys are text
     on_import(sum(item.import_s for item in slices.values()))
-    return _extrapolated(slices, full_depth)
+    return about_outliers(_extrapolated(slices, full_depth), plan)
 
 
 def _whole(traced: Traced) -> Estimate:

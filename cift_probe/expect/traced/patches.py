@@ -69,7 +69,7 @@ def _patch_torch() -> None:
     _LIBRARY.append(library)
     sdpa.install()
     # a gradient that is not finite would let the optimizer's step be left out
-    torch.amp.GradScaler._maybe_opt_step = _step  # type: ignore[method-assign]  # noqa: SLF001
+    torch.amp.GradScaler._maybe_opt_step = _step  # type: ignore[assignment, method-assign]  # noqa: SLF001
     FakeTensor.__getitem__ = _getitem  # type: ignore[method-assign]
     torch.nn.Module._apply = _apply  # type: ignore[method-assign]  # noqa: SLF001
 
