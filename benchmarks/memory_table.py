@@ -25,6 +25,7 @@ from cift_probe.expect.memory import predict
 from cift_probe.models import load_model
 from cift_probe.plan import Plan
 
+MEASURED_WITH = (5, 17)  # transformers of the runs at full depth
 PEAK, RESERVED, ROOM = "peak allocated", "reserved", "smallest cap"
 
 
@@ -83,7 +84,7 @@ def errors(rows: list[dict[str, Any]]) -> Iterable[Error]:
         plan = msgspec.convert(row["plan"], Plan)
         answered = row
         if row["tier"] == "measured":
-            told = predict(plan, load_model(plan.model))
+            told = predict(plan, load_model(plan.model), transformers=MEASURED_WITH)
             if isinstance(told, Unknown):
                 continue
             answered = {

@@ -114,7 +114,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, int]]]:
     """Let the formula answer at once, and note what it was asked."""
     questions: list[tuple[str, tuple[int, int]]] = []
 
-    def predict(plan: Plan, shape: ModelShape, capability: tuple[int, int]) -> type[Estimate]:
+    def predict(
+        plan: Plan, shape: ModelShape, capability: tuple[int, int], _transformers: tuple[int, int]
+    ) -> type[Estimate]:
         assert shape.num_hidden_layers > 0
         questions.append((plan.name, capability))
         return Estimate

@@ -7,7 +7,7 @@ import msgspec
 from cift_probe.devices import Device
 from cift_probe.evidence import Known, Unknown
 from cift_probe.expect.estimate import Estimate
-from cift_probe.expect.memory import predict
+from cift_probe.expect.memory import predict, transformers_for
 from cift_probe.models import load_model
 from cift_probe.plan import Plan
 from cift_probe.verdict.answer import Verdict, fit
@@ -49,4 +49,5 @@ def answer(plan: Plan, card: str, device: Device, estimate: Estimate | Unknown) 
 
 def formula(plan: Plan, device: Device) -> Estimate | Unknown:
     """Return the estimate of tier `formula` for a plan on a card."""
-    return predict(plan, load_model(plan.model), device.compute_capability)
+    shape = load_model(plan.model)
+    return predict(plan, shape, device.compute_capability, transformers_for(shape))

@@ -91,9 +91,11 @@ def band_of(name: str) -> float:
 
 def _estimate(plan: Plan, capability: tuple[int, int]) -> Estimate | Unknown:
     """Return the formula's estimate, or why there is none."""
-    from cift_probe.expect.memory import predict  # a session that asks for none need not load it
+    # a session that asks for none need not load it
+    from cift_probe.expect.memory import predict, transformers_for
 
     try:
-        return predict(plan, load_model(plan.model), capability)
+        shape = load_model(plan.model)
+        return predict(plan, shape, capability, transformers_for(shape))
     except ModelError as error:
         return Unknown(str(error))

@@ -16,6 +16,7 @@ from cift_probe.expect.memory.profiles import PROFILES, Profile
 from cift_probe.expect.memory.refusals import refuse
 from cift_probe.expect.memory.room import Room, required_room
 from cift_probe.expect.memory.training import ledger_of
+from cift_probe.expect.memory.versions import READ, Version, transformers_for
 from cift_probe.models import ModelError, ModelShape
 from cift_probe.plan import Plan
 
@@ -30,18 +31,36 @@ _SMALL_WORKSPACE = 8 * MIB + 128 * 1024
 
 
 def predict(
-    plan: Plan, shape: ModelShape, capability: tuple[int, int] = (9, 0)
+    plan: Plan,
+    shape: ModelShape,
+    capability: tuple[int, int] = (9, 0),
+    transformers: Version = READ,
 ) -> Estimate | Unknown:
-    """Return the predicted memory of one step of a plan, or why there is no prediction."""
-    return predict_profile(plan, shape, PROFILES[plan.stack], capability)
+    """Return the predicted memory of one step of a plan, or why there is no prediction.
+
+    `capability` is the card's, `transformers` the version that will run the step.
+    """
+    profile = PROFILES[plan.stack]
+    if transformers != READ:
+        named = ".".join(map(str, transformers))
+        told = profile.versions.replace(
+            f"transformers {READ[0]}.{READ[1]}", f"transformers {named}"
+        )
+        profile = profile._replace(versions=told)
+    return predict_profile(plan, shape, profile, capability, transformers)
 
 
 def predict_profile(
-    plan: Plan, shape: ModelShape, profile: Profile, capability: tuple[int, int] = (9, 0)
+    plan: Plan,
+    shape: ModelShape,
+    profile: Profile,
+    capability: tuple[int, int] = (9, 0),
+    transformers: Version = READ,
 ) -> Estimate | Unknown:
     """Return the prediction under a named profile, which may be of an older stack."""
     try:
-        architecture = choose_kernels(plan, profile, shape, describe(shape, "flash"), capability)
+        described = describe(shape, "flash")
+        architecture = choose_kernels(plan, profile, shape, described, capability, transformers)
         if profile.layers == "litgpt":
             architecture = as_litgpt(architecture, quantised=plan.method == "qlora")
     except (UnknownArchitectureError, ModelError) as error:
@@ -71,4 +90,4 @@ def predict_profile(
     return about_outliers(estimate, plan)
 
 
-__all__ = ["Estimate", "Room", "predict", "predict_profile"]
+__all__ = ["Estimate", "Room", "predict", "predict_profile", "transformers_for"]

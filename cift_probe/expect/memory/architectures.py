@@ -326,6 +326,7 @@ def _falcon(shape: ModelShape, kernel: str) -> Architecture:
         activation="gelu",
         fused_qkv="picks",
         kernel=kernel,
+        viewed_weights=True,
     )
     bias = bool(config.get("bias", False))
     parts = _fused_attention("query_key_value", "dense", bias=bias)

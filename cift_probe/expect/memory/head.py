@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from cift_probe.expect.memory.layers import Forward
-from cift_probe.expect.memory.operations import Weight, cast, linear, pointwise
+from cift_probe.expect.memory.operations import Weight, cast, linear, pointwise, share
 from cift_probe.expect.memory.tape import FP32, HALF, Buffer, Dims, Tape, Value
 
 LOGITS: Dims = ("tokens", "vocabulary")
@@ -127,8 +127,11 @@ class Head:
             of_weight = tape.alloc(shape, FP32, "gradients") if trained else None
             buffer = tape.alloc(tile, tape.compute, "logits and loss")
             narrow = tape.alloc(rows.dims, rows.item)
-            if of_weight is not None:
-                tape.keep_gradient(tape.alloc(shape, self.weight.item, "gradients"))
+            if of_weight is not None and self.weight.item == FP32:
+                tape.keep_gradient(share(of_weight), waits=self.weight.tied)
+            elif of_weight is not None:
+                narrowed = tape.alloc(shape, self.weight.item, "gradients")
+                tape.keep_gradient(narrowed, waits=self.weight.tied)
             for held in (wide, of_weight, buffer):
                 if held is not None:
                     tape.release(held)

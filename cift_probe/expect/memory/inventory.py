@@ -6,6 +6,7 @@ int8_vectorwise_quant) says what a quantised weight consists of.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -19,7 +20,10 @@ NESTED_TABLE = 256 * FP32
 
 
 class Tensor(NamedTuple):
-    """A parameter: what it belongs to, how many numbers, how often."""
+    """A parameter: what it belongs to, how many numbers, how often.
+
+    `shape` is what is left without the last dimension, and without the one before it.
+    """
 
     group: str
     elements: int
@@ -53,10 +57,9 @@ def parameters(architecture: Architecture) -> list[Tensor]:
         if projection.bias:
             found.append(Tensor("bias", rows, layers))
     for names in architecture.extras:
-        elements = 1
-        for name in names:
-            elements *= dims[name]
-        found.append(Tensor("expert", elements, layers))
+        sizes = [dims[name] for name in names]
+        rows, columns = math.prod(sizes[:-1]), math.prod(sizes[:-2]) * sizes[-1]
+        found.append(Tensor("expert", math.prod(sizes), layers, (rows, columns)))
     return found
 
 

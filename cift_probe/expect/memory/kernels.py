@@ -2,20 +2,19 @@
 
 transformers/masking_utils.py: without padding and without a window that matters, sdpa is given no
 mask, and keys are repeated for grouped heads only beside a mask (integrations/sdpa_attention.py).
-torch then chooses by aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. Gemma-2 has no sdpa
-implementation (soft-capped scores) and runs eager.
+torch then chooses by aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
 """
 
 from __future__ import annotations
 
 from cift_probe.expect.memory.architectures import Architecture
 from cift_probe.expect.memory.profiles import Profile
+from cift_probe.expect.memory.versions import EAGER_SINCE, Version
 from cift_probe.models import ModelShape
 from cift_probe.plan import Plan
 
 FLASH_HEAD = 256
 AMPERE = (8, 0)  # flash attention, and bfloat16 in the memory-efficient kernel
-EAGER_ONLY = frozenset({"gemma2"})
 ALWAYS_MASKED = frozenset({"falcon"})  # modeling_falcon.py; its one key head stays one
 
 
@@ -25,9 +24,11 @@ def choose_kernels(
     shape: ModelShape,
     architecture: Architecture,
     capability: tuple[int, int],
+    transformers: Version,
 ) -> Architecture:
     """Return the architecture with the kernel of every layer filled in."""
-    if plan.attention == "eager" or shape.model_type in EAGER_ONLY:
+    eager_since = EAGER_SINCE.get(shape.model_type)
+    if plan.attention == "eager" or (eager_since and transformers >= eager_since):
         return _all(architecture, "eager", masked=True)
     grouped = architecture.kinds[0].grouped
     dtype = _query_dtype(plan, profile)

@@ -52,6 +52,7 @@ class Layer(NamedTuple):
     kernel: str = "flash"
     masked: bool = False
     softcap: bool = False
+    viewed_weights: bool = False
 
 
 class Regime(NamedTuple):
@@ -143,7 +144,16 @@ class Forward:
         """Run a linear layer of the base model, quantised or not, with its adapter if any."""
         regime, tape = self.regime, self.tape
         item = regime.weight_item
-        weight = Weight(role, rows, columns, item, regime.trained, regime.packed, regime.double)
+        weight = Weight(
+            role,
+            rows,
+            columns,
+            item,
+            regime.trained,
+            regime.packed,
+            regime.double,
+            self.layer.viewed_weights,
+        )
         if regime.packed == "int8":
             result = linear_8bit(tape, x, weight)
         elif regime.packed:

@@ -15,7 +15,8 @@ from cift_probe.expect.memory.tape import FP32, HALF, Buffer, Dims, Tape, Value
 class Weight(NamedTuple):
     """A linear layer's weight: output and input dimension, bytes per element, trainable or not.
 
-    `name` keys autocast's cache of casts; `packed` says 4-bit ("nf4", "fp4") or "int8".
+    `name` keys autocast's cache of casts, which a `viewed` weight (`x @ weight.T`) does not enter;
+    `packed` says 4-bit ("nf4", "fp4") or "int8". `tied`: it is the embedding as well.
     """
 
     name: str
@@ -25,6 +26,8 @@ class Weight(NamedTuple):
     trainable: bool
     packed: str = ""
     double: bool = False
+    viewed: bool = False
+    tied: bool = False
 
 
 def cast(tape: Tape, x: Value, item: int) -> Value:
@@ -126,13 +129,13 @@ def cast_weight(tape: Tape, weight: Weight) -> Value:
     dims = (weight.rows, weight.columns)
 
     def backward(_gradient: Buffer) -> None:
-        tape.keep_gradient(tape.alloc(dims, weight.item, "gradients"))
+        tape.keep_gradient(tape.alloc(dims, weight.item, "gradients"), waits=weight.tied)
 
     node = tape.node(backward)
     value = tape.new(dims, tape.compute, "weights cast by autocast")
     value.needs_grad = weight.trainable
     tape.output(node, value)
-    if weight.trainable:
+    if weight.trainable and not weight.viewed:
         tape.casts[weight.name] = value
     return value
 
@@ -156,7 +159,7 @@ def linear(tape: Tape, x: Value, weight: Weight) -> Value:
     value = tape.output(node, tape.new(dims, source.item))
     if source is not x:
         tape.drop(source)
-    if copy is not None and not weight.trainable:
+    if copy is not None and (weight.viewed or not weight.trainable):
         tape.drop(copy)
     return value
 
@@ -173,7 +176,7 @@ def _linear_gradients(
     if of_weight is not None and copy is not None:
         tape.give(copy, of_weight)
     elif of_weight is not None:
-        tape.keep_gradient(of_weight)
+        tape.keep_gradient(of_weight, waits=weight.tied)
 
 
 def linear_4bit(tape: Tape, x: Value, weight: Weight, *, keeps_input: bool = False) -> Value:

@@ -114,7 +114,9 @@ class Step:
         structure, tape = self.structure, self._tape
         start = len(tape.events)
         trained = structure.regime.trained
-        weight = Weight("head", "vocabulary", "hidden", structure.head_item, trained)
+        weight = Weight(
+            "head", "vocabulary", "hidden", structure.head_item, trained, tied=structure.tied
+        )
         tape.part = "logits and loss"
         head = Head(forward, weight, structure.loss, softcap=structure.softcap)
         head.run(x, scaled=structure.logit_scale)
@@ -153,7 +155,9 @@ class Step:
             item = self.structure.regime.norm_item
             table = tape.alloc(("vocabulary", "hidden"), item, "gradients")
             tape.pulse((("sorted_tokens", "hidden"), FP32), (("sorted_tokens",), 48))
-            if self.structure.tied and self.structure.loss == "fused":
+            regime = self.structure.regime
+            copied = regime.autocast and regime.norm_item != regime.compute
+            if self.structure.tied and (copied or self.structure.loss == "fused"):
                 tape.release(table)  # added to the head's in place: that one is no view
                 table = Buffer(table.key, table.part)
             elif self.structure.tied:

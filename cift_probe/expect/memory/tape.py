@@ -239,9 +239,12 @@ class Tape:
             self.release(gradient)
             value.grad = total
 
-    def keep_gradient(self, gradient: Buffer) -> None:
-        """Store a weight's gradient, or add it to the one of an earlier micro-batch."""
-        if not self.keep_gradients:
+    def keep_gradient(self, gradient: Buffer, *, waits: bool = False) -> None:
+        """Store a weight's gradient, or add it to the one of an earlier micro-batch.
+
+        `waits`: another gradient of the same weight is still to come, and added first.
+        """
+        if not self.keep_gradients and not waits:
             self.release(gradient)
 
     def run_backward(
