@@ -336,3 +336,11 @@ def test_every_card_has_memory_and_a_source() -> None:
         assert 0 < usable.lower < usable.upper < device.memory_bytes, row
         assert device.source, row
         assert device.date, row
+
+
+def test_the_estimate_is_for_the_installed_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "_installed_transformers", lambda: (5, 17))
+    plan = Plan(name="g", model="gemma-2-2b", sequence_length=1024)
+    found = fit.formula(plan, find_device("h200")[1])
+    assert isinstance(found, Estimate)
+    assert "transformers 5.17" in found.stack

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import date
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -207,3 +207,37 @@ def test_every_limit_says_where_it_comes_from() -> None:
         assert row.why, name
         assert row.owner, name
         assert date.fromisoformat(row.date) >= date(2026, 1, 1), name
+
+
+@pytest.mark.parametrize(
+    ("installed", "asked_with"),
+    [(Known("5.17.0", "version"), (5, 17)), (Known("5.24.0.dev0", "version"), (5, 24))],
+)
+def test_gemma_2_is_predicted_for_the_installed_transformers(
+    monkeypatch: pytest.MonkeyPatch, installed: Evidence, asked_with: tuple[int, int]
+) -> None:
+    versions = []
+
+    def predict(*given: Any) -> type[Estimate]:
+        versions.append(given[-1])
+        return Estimate
+
+    monkeypatch.setattr(memory, "predict", predict)
+    assert isinstance(predicted_of_gemma(installed), Known)
+    assert versions == [asked_with]
+
+
+def test_without_transformers_nothing_is_predicted_of_gemma_2() -> None:
+    for missing in (Unknown("no metadata"), absent("not installed")):
+        found = predicted_of_gemma(missing)
+        assert isinstance(found, Unknown)
+        assert "depends on transformers" in found.reason
+
+
+def predicted_of_gemma(installed: Evidence) -> Evidence:
+    ledger = Ledger("facts")
+    ledger.enter("device.capability[gpu0]", CAPABILITY)
+    ledger.enter("package.transformers", installed)
+    plans = {"g": Plan(name="g", model="gemma-2-2b", sequence_length=512)}
+    [found] = expect.produce("plan.predicted.peak", Scope("gpu0", "g"), ledger, plans).values()
+    return found

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from functools import cache
+
 import msgspec
 
 from cift_probe.devices import Device
 from cift_probe.evidence import Known, Unknown
 from cift_probe.expect.estimate import Estimate
-from cift_probe.expect.memory import predict, transformers_for
+from cift_probe.expect.memory import EAGER_SINCE, READ, parse_version, predict
 from cift_probe.models import load_model
 from cift_probe.plan import Plan
 from cift_probe.verdict.answer import Verdict, fit
@@ -50,4 +53,16 @@ def answer(plan: Plan, card: str, device: Device, estimate: Estimate | Unknown) 
 def formula(plan: Plan, device: Device) -> Estimate | Unknown:
     """Return the estimate of tier `formula` for a plan on a card."""
     shape = load_model(plan.model)
-    return predict(plan, shape, device.compute_capability, transformers_for(shape))
+    version = _installed_transformers() if shape.model_type in EAGER_SINCE else READ
+    return predict(plan, shape, device.compute_capability, version)
+
+
+@cache
+def _installed_transformers() -> tuple[int, int]:
+    """Return the version that a plan would run with here; without one that which was read."""
+    from cift_probe.facts.packages import read_version  # few models need it
+
+    found = read_version("transformers", sys.path)
+    if isinstance(found, Unknown) or found.absent:
+        return READ
+    return parse_version(str(found.value))

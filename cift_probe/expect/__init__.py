@@ -25,12 +25,12 @@ def produce(
     device = Reading(facts, scope)
     if name.startswith(predicted.REFERENCE_PREFIX):
         field = name.removeprefix(predicted.REFERENCE_PREFIX)
-        found = predicted.expect_reference(field, device["device.capability"])
+        found = predicted.expect_reference(field, device)
         return {Scope(scope.device).key(name): found}
     if name.startswith(predicted.PREFIX) and scope.plan in plans:
         field = name.removeprefix(predicted.PREFIX)
         plan = plans[scope.plan]
-        found = predicted.expect_predicted(field, plan, device["device.capability"])
+        found = predicted.expect_predicted(field, plan, device)
         return {scope.key(name): found}
     limit = limits.expect_limit(name)
     return {} if limit is None else {name: limit}

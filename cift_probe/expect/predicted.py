@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from cift_probe.evidence import Evidence, Known, Unknown
+from cift_probe.evidence import Evidence, Known, Reading, Unknown
 from cift_probe.expect.estimate import Estimate
 from cift_probe.expect.limits import read_limits
 from cift_probe.models import ModelError, load_model
@@ -15,8 +15,8 @@ REFERENCE_PREFIX = "reference.predicted."  # of the small plan that every sessio
 _HALF, _FULL = 2, 4  # bytes of a number as it is computed, and as a loss or a metric reads it
 
 
-def expect_predicted(field: str, plan: Plan, capability: Evidence) -> Evidence:
-    """Return what is predicted of a plan on a device of this compute capability, in bytes.
+def expect_predicted(field: str, plan: Plan, facts: Reading) -> Evidence:
+    """Return what is predicted of a plan on the device that the facts are about, in bytes.
 
     `peak` and `required` are those of a training step, `weights` what loading leaves on the
     device, `optimizer_state` what the optimizer adds, `logits` what an evaluation that keeps its
@@ -24,11 +24,11 @@ def expect_predicted(field: str, plan: Plan, capability: Evidence) -> Evidence:
     """
     if field == "logits":
         return expect_logits(plan)
+    capability = facts["device.capability"]
     if isinstance(capability, Unknown) or capability.absent:
         return capability
     major, _, minor = str(capability.value).partition(".")
-    found = int(major), int(minor or 0)
-    estimate = _estimate(plan, found)
+    estimate = _estimate(plan, (int(major), int(minor or 0)), facts)
     if isinstance(estimate, Unknown):
         return estimate
     return _part(field, estimate)
@@ -76,10 +76,10 @@ def reference_plan() -> Plan:
     return read_plan(REFERENCE_PLAN)
 
 
-def expect_reference(field: str, capability: Evidence) -> Evidence:
+def expect_reference(field: str, facts: Reading) -> Evidence:
     """Return what is predicted of the small plan that every session runs whole."""
     try:
-        return expect_predicted(field, reference_plan(), capability)
+        return expect_predicted(field, reference_plan(), facts)
     except PlanError as error:
         return Unknown(str(error))
 
@@ -89,13 +89,19 @@ def band_of(name: str) -> float:
     return float(str(read_limits()[name].value))
 
 
-def _estimate(plan: Plan, capability: tuple[int, int]) -> Estimate | Unknown:
+def _estimate(plan: Plan, capability: tuple[int, int], facts: Reading) -> Estimate | Unknown:
     """Return the formula's estimate, or why there is none."""
     # a session that asks for none need not load it
-    from cift_probe.expect.memory import predict, transformers_for
+    from cift_probe.expect.memory import EAGER_SINCE, READ, parse_version, predict
 
     try:
         shape = load_model(plan.model)
-        return predict(plan, shape, capability, transformers_for(shape))
     except ModelError as error:
         return Unknown(str(error))
+    version = READ
+    if shape.model_type in EAGER_SINCE:
+        installed = facts["package.transformers"]
+        if isinstance(installed, Unknown) or installed.absent:
+            return Unknown(f"which attention {shape.model_type} runs depends on transformers")
+        version = parse_version(str(installed.value))
+    return predict(plan, shape, capability, version)

@@ -16,7 +16,7 @@ from cift_probe.expect.memory.profiles import PROFILES, Profile
 from cift_probe.expect.memory.refusals import refuse
 from cift_probe.expect.memory.room import Room, required_room
 from cift_probe.expect.memory.training import ledger_of
-from cift_probe.expect.memory.versions import READ, Version, transformers_for
+from cift_probe.expect.memory.versions import EAGER_SINCE, READ, Version, parse_version
 from cift_probe.models import ModelError, ModelShape
 from cift_probe.plan import Plan
 
@@ -90,4 +90,4 @@ def predict_profile(
     return about_outliers(estimate, plan)
 
 
-__all__ = ["Estimate", "Room", "predict", "predict_profile", "transformers_for"]
+__all__ = ["EAGER_SINCE", "READ", "Estimate", "Room", "parse_version", "predict", "predict_profile"]

@@ -1,28 +1,20 @@
-"""Where the ledger depends on the version of transformers, and which one is installed."""
+"""Where the ledger depends on the version of transformers."""
 
 from __future__ import annotations
 
-from functools import cache
+from typing import TypeAlias
 
-from cift_probe.models import ModelShape
-
-Version = tuple[int, int]
+Version: TypeAlias = tuple[int, int]
 READ: Version = (5, 24)  # whose code the ledger was written from
 # `_supports_sdpa = False`, since soft-capped scores are not sdpa's; before, sdpa left the cap out
 EAGER_SINCE = {"gemma2": (5, 21)}
 
 
-def transformers_for(shape: ModelShape) -> Version:
-    """Return the installed version where it matters for a model, else the one that was read."""
-    return _installed() if shape.model_type in EAGER_SINCE else READ
+def parse_version(text: str) -> Version:
+    """Return major and minor release; raises ValueError for what is none.
 
-
-@cache
-def _installed() -> Version:
-    from importlib.metadata import PackageNotFoundError, version  # 10 ms that few models need
-
-    try:
-        major, minor = version("transformers").split(".")[:2]
-        return int(major), int(minor)
-    except (PackageNotFoundError, ValueError):
-        return READ
+    >>> parse_version("5.17.0.dev0")
+    (5, 17)
+    """
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
