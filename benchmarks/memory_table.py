@@ -80,6 +80,7 @@ def errors(rows: list[dict[str, Any]]) -> Iterable[Error]:
     measured = {row["plan"]["name"]: row for row in good if row["tier"] == "measured"}
     peaks = {name: row["peak_bytes"] for name, row in measured.items()}
     caps = {row["plan"]["name"]: row for row in good if row["tier"] == "cap"}
+    traced = {row["plan"]["name"]: row for row in good if row["tier"] == "traced"}
     for row in good:
         plan = msgspec.convert(row["plan"], Plan)
         answered = row
@@ -99,9 +100,13 @@ def errors(rows: list[dict[str, Any]]) -> Iterable[Error]:
         if plan.name in measured and answered.get("reserved_bytes"):
             truth = measured[plan.name]["reserved_bytes"]
             yield Error(plan, answered["tier"], RESERVED, answered["reserved_bytes"] / truth - 1)
-        if plan.name in caps and answered["tier"] != "sliced":
-            error = cap_error(answered["required_bytes"], caps[plan.name])
-            yield Error(plan, answered["tier"], ROOM, error)
+        if plan.name in caps:
+            required = answered["required_bytes"]
+            if answered["tier"] == "sliced":  # as advise/here.py, with_room
+                whole = traced[plan.name]
+                beyond = whole["required_bytes"] - whole["peak_bytes"]
+                required = answered["peak_bytes"] + beyond
+            yield Error(plan, answered["tier"], ROOM, cap_error(required, caps[plan.name]))
 
 
 def cap_error(required: float, cap: dict[str, Any]) -> float:

@@ -67,7 +67,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     `lora_alpha` is TRL's and PEFT's scaling numerator, `targets` "all-linear", "attention" or
     names of modules. `quantisation` is how the linear layers are stored, `dtype` what the rest is
     stored and computed in. `attention` and `optimizer` are transformers' names. `padding` says
-    that the rows of a batch differ in length, so that an attention mask is needed.
+    that every second row of a batch is half as long, so that an attention mask is needed.
+    `prompt_length` are tokens at the head of each row that have no label. The loss is the
+    stack's: TRL's never makes full logits, the others' do.
     """
 
     name: str
@@ -87,8 +89,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     packing: bool = False
     padding: bool = False
+    prompt_length: int = 0
     stack: Literal["trl", "transformers", "raw"] = "trl"
     budget: Budget | None = None
+
+    @property
+    def row_lengths(self) -> tuple[int, ...]:
+        """Tokens of each row of a batch."""
+        full = self.sequence_length
+        short = max(1, full // 2) if self.padding else full
+        return tuple(short if index % 2 else full for index in range(self.batch_size))
+
+    @property
+    def num_labels(self) -> int:
+        """Tokens of a batch that the loss is about; the first of a row has no predecessor."""
+        unlabelled = max(1, self.prompt_length)
+        return sum(max(0, length - unlabelled) for length in self.row_lengths)
 
     @property
     def num_tokens(self) -> int:
@@ -207,6 +223,9 @@ def check_plan(plan: Plan) -> None:
         raise PlanError(message)
     if plan.optimizer not in OPTIMIZERS:
         message = f"optimizer = {plan.optimizer!r}{_nearest(plan.optimizer, list(OPTIMIZERS))}"
+        raise PlanError(message)
+    if not 0 <= plan.prompt_length < plan.sequence_length:
+        message = f"prompt_length = {plan.prompt_length} is outside 0 to {plan.sequence_length - 1}"
         raise PlanError(message)
     shape = load_model(plan.model)
     longest = shape.max_position_embeddings

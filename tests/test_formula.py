@@ -358,3 +358,16 @@ def test_the_gradient_of_a_tied_head_waits_for_the_embeddings() -> None:
     parameters = 4 * (int(2.5 * 1024**2) + 3 * 1024 * 4096 + 2 * 1024) + 1024
     # accumulated gradients of all other weights are there from the start, not from their layer on
     assert 0 < second - first - heads < 2 * parameters
+
+
+def test_tokens_without_a_label_reach_no_head_of_trl() -> None:
+    """By hand: 1023 tokens fewer of the gathered rows and of the tile of logits, 2 bytes each."""
+    whole, half = (
+        estimate_of(plan_of("lora", prompt_length=prompt)).instants["loss"] for prompt in (0, 1024)
+    )
+    assert whole - half == 1023 * (1024 + 32_768) * 2
+    raw = [
+        estimate_of(plan_of("lora", prompt_length=prompt, stack="raw")).peak_allocated_bytes
+        for prompt in (0, 1024)
+    ]
+    assert raw[0] == raw[1]

@@ -62,6 +62,11 @@ def test_a_size_without_sense_is_refused(text: str) -> None:
         ('model = "llama-3.1-8b"\nsequence_length = 200000', "131072"),
         ('model = "llama-3.1-8b"\nmethod = "full"\nquantisation = "nf4"', "exclude each other"),
         ('model = "llama-3.1-8b"\nquantisation = "none"', "exclude each other"),
+        (
+            'model = "llama-3.1-8b"\nprompt_length = 2048',
+            "prompt_length = 2048 is outside 0 to 2047",
+        ),
+        ('model = "llama-3.1-8b"\nprompt_length = -1', "prompt_length = -1 is outside"),
         ('model = "llama-3.1-8b"\nrank = 5000', "hidden size 4096"),
         ('model = "llama-3.1-8b"\noptimizer = "adam"', "did you mean"),
         ('model = "llama-3.1-8b"\ntargets = ["a b"]', "names of modules"),

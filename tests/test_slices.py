@@ -144,13 +144,24 @@ def test_weights_are_drawn_with_the_published_spread_and_norms_are_ones() -> Non
 def test_rows_fill_the_sequence_and_last_for_all_steps() -> None:
     rows = slices.random_rows(plan(batch_size=2, gradient_accumulation=3), 4)
     assert len(rows) == 2 * 3 * 4
-    assert {len(row) for row in rows} == {32}
-    assert len({tuple(row) for row in rows}) == len(rows)
+    assert {len(row["input_ids"]) for row in rows} == {32}
+    assert len({tuple(row["input_ids"]) for row in rows}) == len(rows)
+    assert all(set(row) == {"input_ids"} for row in rows)
 
 
 def test_with_padding_every_second_row_is_half_as_long() -> None:
-    rows = slices.random_rows(plan(batch_size=2, padding=True), 2)
-    assert [len(row) for row in rows] == [32, 16, 32, 16]
+    asked = plan(batch_size=3, padding=True)
+    rows = slices.random_rows(asked, 2)
+    assert [len(row["input_ids"]) for row in rows] == [32, 16, 32, 32, 16, 32]
+    assert asked.num_labels == 31 + 15 + 31
+
+
+def test_a_prompt_has_no_labels() -> None:
+    asked = plan(batch_size=2, padding=True, prompt_length=20)
+    full, short = slices.random_rows(asked, 1)
+    assert full["labels"] == [slices.NO_LABEL] * 20 + full["input_ids"][20:]
+    assert short["labels"] == [slices.NO_LABEL] * 16
+    assert asked.num_labels == 12
 
 
 def train(asked: Plan, folder: Path, num_steps: int = 2) -> tuple[list[str], Any]:
@@ -178,8 +189,18 @@ def train(asked: Plan, folder: Path, num_steps: int = 2) -> tuple[list[str], Any
         plan(stack="raw"),
         plan("lora", stack="transformers"),
         plan("full", stack="raw", optimizer="adamw_torch_loop", gradient_checkpointing=False),
+        plan("lora", prompt_length=20),
+        plan("lora", stack="transformers", prompt_length=20),
     ],
-    ids=["trl-qlora", "trl-full", "raw-qlora", "transformers-lora", "raw-full"],
+    ids=[
+        "trl-qlora",
+        "trl-full",
+        "raw-qlora",
+        "transformers-lora",
+        "raw-full",
+        "trl-prompt",
+        "transformers-prompt",
+    ],
 )
 def test_a_real_step_passes_every_instant_once_and_in_order(asked: Plan, tmp_path: Path) -> None:
     marks, _ = train(asked, tmp_path)

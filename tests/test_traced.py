@@ -91,7 +91,7 @@ from cift_probe.expect.traced.fake_device import FakeGpu, install
 from cift_probe.expect.traced.recorder import Recorder
 from torch._subclasses.fake_tensor import FakeTensorMode
 install(FakeGpu())
-stand_ins.use_facts(stand_ins.Facts((8, 8), 8))
+stand_ins.use_facts(stand_ins.Facts((8, 8), 14))
 recorder = Recorder({stand_in_s}, {{}})
 FakeTensorMode.avoid_device_init = True
 with FakeTensorMode(allow_non_fake_inputs=True), recorder:

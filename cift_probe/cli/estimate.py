@@ -65,7 +65,8 @@ def parser(kind: type[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     add("--attention", choices=("sdpa", "eager", "flash_attention_2"), default="sdpa")
     add("--checkpointing", action=argparse.BooleanOptionalAction, default=True)
     add("--packing", action="store_true", help="TRL's packing of rows")
-    add("--padding", action="store_true", help="rows of a batch differ in length")
+    add("--padding", action="store_true", help="every second row of a batch is half as long")
+    add("--prompt", type=int, default=0, help="tokens at the head of a row without a label")
     add("--stack", choices=("trl", "transformers", "raw"), default="trl")
     add("--gpu", action="append", default=[], metavar="NAME", help="a card; several by comma")
     add("--vram", action="append", default=[], metavar="SIZE", help="or its memory, as 24GiB")
@@ -127,6 +128,7 @@ def _plan(options: argparse.Namespace, model: str) -> Plan:
         attention=options.attention,
         packing=options.packing,
         padding=options.padding,
+        prompt_length=options.prompt,
         stack=options.stack,
     )
     check_plan(plan)

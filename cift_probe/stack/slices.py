@@ -20,6 +20,7 @@ _SPREAD = 0.02  # initializer_range of the published configurations
 _TILE = 1 << 20
 _SEED = 20
 _SHIFT = 104_729  # a prime: no two weights begin at the same place of a tile
+NO_LABEL = -100  # torch.nn.CrossEntropyLoss leaves it out
 NUM_WORDS = 1000  # token ids that the random rows use; every vocabulary is larger
 
 
@@ -97,20 +98,23 @@ def random_state(outline: Any, dtype: Any) -> dict[str, Any]:
     return state
 
 
-def random_rows(plan: Plan, num_steps: int) -> list[list[int]]:
-    """Return rows of random token ids, enough for the steps.
+def random_rows(plan: Plan, num_steps: int) -> list[dict[str, list[int]]]:
+    """Return rows of random token ids, enough for the steps, as long as the plan says.
 
-    Each is exactly one sequence long; with padding, every second one is half as long.
+    Where the plan has a prompt, `labels` repeat the ids but for -100 in its place.
     """
     import random
 
     chance = random.Random(_SEED)  # noqa: S311 - reproducible data, not a secret
-    full = plan.sequence_length
-    lengths = (full, max(1, full // 2)) if plan.padding else (full, full)
-    count = num_steps * plan.batch_size * plan.gradient_accumulation
-    return [
-        [chance.randrange(NUM_WORDS) for _ in range(lengths[number % 2])] for number in range(count)
-    ]
+    rows = []
+    for _ in range(num_steps * plan.gradient_accumulation):
+        for length in plan.row_lengths:
+            row = {"input_ids": [chance.randrange(NUM_WORDS) for _ in range(length)]}
+            if plan.prompt_length:
+                prompt = min(plan.prompt_length, length)
+                row["labels"] = [NO_LABEL] * prompt + row["input_ids"][prompt:]
+            rows.append(row)
+    return rows
 
 
 def small_tokenizer() -> Any:

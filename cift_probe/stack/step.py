@@ -87,7 +87,7 @@ def _trl(plan: Plan, model: Any, torch_device: str, folder: Path, num_steps: int
     return trl_stack.build_trainer(
         model,
         slices.small_tokenizer(),
-        trl_stack.build_dataset([{"input_ids": row} for row in rows]),
+        trl_stack.build_dataset(rows),
         settings=settings,
         peft_config=adapters,
         optimizer=_loop(plan),
@@ -97,6 +97,7 @@ def _trl(plan: Plan, model: Any, torch_device: str, folder: Path, num_steps: int
 def _transformers(plan: Plan, model: Any, torch_device: str, folder: Path, num_steps: int) -> Any:
     from transformers import (
         DataCollatorForLanguageModeling,
+        DataCollatorForSeq2Seq,
         PrinterCallback,
         Trainer,
         TrainingArguments,
@@ -105,6 +106,11 @@ def _transformers(plan: Plan, model: Any, torch_device: str, folder: Path, num_s
     from cift_probe.stack import slices, trl_stack
 
     rows = slices.random_rows(plan, num_steps)
+    tokenizer = slices.small_tokenizer()
+    # the one makes labels of the ids, the other pads those that are there
+    collate: Any = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    if plan.prompt_length:
+        collate = DataCollatorForSeq2Seq(tokenizer)
     trainer = Trainer(
         model=_adapted(plan, model, loop=False),
         args=TrainingArguments(
@@ -123,8 +129,8 @@ def _transformers(plan: Plan, model: Any, torch_device: str, folder: Path, num_s
             disable_tqdm=True,
             **_optim(plan),
         ),
-        train_dataset=trl_stack.build_dataset([{"input_ids": row} for row in rows]),
-        data_collator=DataCollatorForLanguageModeling(slices.small_tokenizer(), mlm=False),
+        train_dataset=trl_stack.build_dataset(rows),
+        data_collator=collate,
         optimizer_cls_and_kwargs=_loop(plan),
     )
     trainer.remove_callback(PrinterCallback)  # it prints to stdout, which is the caller's
@@ -252,10 +258,13 @@ def _batches(plan: Plan, torch_device: str, num_steps: int) -> Any:
         for _ in range(plan.gradient_accumulation):
             ids = torch.zeros(plan.batch_size, plan.sequence_length, dtype=torch.long)
             mask = torch.zeros_like(ids)
-            for index in range(plan.batch_size):
-                row = torch.tensor(next(rows))
-                ids[index, : len(row)], mask[index, : len(row)] = row, 1
-            micro = {"input_ids": ids, "labels": ids.masked_fill(mask == 0, -100)}
+            labels = torch.full_like(ids, slices.NO_LABEL)
+            for index, length in enumerate(plan.row_lengths):
+                row = next(rows)
+                ids[index, :length] = torch.tensor(row["input_ids"])
+                labels[index, :length] = torch.tensor(row.get("labels", row["input_ids"]))
+                mask[index, :length] = 1
+            micro = {"input_ids": ids, "labels": labels}
             if plan.padding:
                 micro["attention_mask"] = mask
             step.append({name: tensor.to(torch_device) for name, tensor in micro.items()})

@@ -160,4 +160,4 @@ class Head:
             tape.node(through_shift), Value(hidden.buffer, hidden.dims, hidden.item)
         )
         node = tape.node(backward)
-        return tape.output(node, tape.new(hidden.dims, hidden.item))
+        return tape.output(node, tape.new(("labelled", hidden.dims[-1]), hidden.item))

@@ -91,7 +91,7 @@ def trace(plan: Plan, num_layers: int, gpu: FakeGpu) -> Any:
     from cift_probe.stack.instants import Marks
     from cift_probe.stack.step import prepare_step
 
-    facts = facts_of(plan)
+    facts = stand_ins.Facts(plan.row_lengths, plan.num_labels)
     stand_ins.use_facts(facts)
     workspace = stand_ins.cublas_workspace(gpu.capability)
     recorder = Recorder(
@@ -120,18 +120,6 @@ def trace(plan: Plan, num_layers: int, gpu: FakeGpu) -> Any:
         del model
         step()
     return recorder
-
-
-def facts_of(plan: Plan) -> Any:
-    """Return the lengths of a batch's rows, as `stack.slices.random_rows` makes them."""
-    from cift_probe.expect.traced.stand_ins import Facts
-
-    full = plan.sequence_length
-    lengths = [
-        full if index % 2 == 0 or not plan.padding else max(1, full // 2)
-        for index in range(plan.batch_size)
-    ]
-    return Facts(tuple(lengths), full)
 
 
 def summary(recorder: Any) -> dict[str, Any]:

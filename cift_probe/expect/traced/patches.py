@@ -122,7 +122,7 @@ def _patch_masks(facts: Facts, *, packed: bool) -> None:
     """State to transformers' mask creation whether rows are padded or packed."""
     import transformers.masking_utils as masks
 
-    padded = min(facts.lengths) < facts.width
+    padded = facts.padded
     masks.is_tracing = lambda _tensor=None: False
     masks.fast_all = lambda _tensor: not padded
     masks.find_packed_sequence_indices = lambda positions, *_, **__: (

@@ -33,12 +33,12 @@ class Facts(msgspec.Struct, frozen=True):
     """What the data of the plan is: rows of a batch by their lengths in tokens."""
 
     lengths: tuple[int, ...]
-    width: int  # tokens of the longest row, to which the others are padded
+    num_labels: int  # tokens that the loss is about
 
     @property
-    def num_valid(self) -> int:
-        """Tokens that have a successor in their row, which are those with a label."""
-        return sum(length - 1 for length in self.lengths)
+    def padded(self) -> bool:
+        """Whether rows differ in length."""
+        return min(self.lengths) < max(self.lengths)
 
     @property
     def num_tokens(self) -> int:
@@ -91,7 +91,7 @@ def _facts() -> Facts:
 
 def _count(num_elements: int) -> int:
     """Return how many of a mask's elements are set: labels that count, or all."""
-    return min(num_elements, _facts().num_valid)
+    return min(num_elements, _facts().num_labels)
 
 
 @stand_in(aten._local_scalar_dense.default)  # noqa: SLF001 - the operation's name
