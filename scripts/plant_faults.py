@@ -1,6 +1,6 @@
 """Run instruments sound and with each of their planted faults, on this machine's device.
 
-    python scripts/plant_faults.py gpu0 [INSTRUMENT ...]
+    python scripts/plant_faults.py gpu0 [INSTRUMENT[:FAULT,FAULT] ...]
 
 Prints seconds, what stayed allocated, and every value; for a fault, the values that differ from
 the sound run by more than a tenth. A fault that no value shows is marked, and the exit code is 1.
@@ -34,13 +34,14 @@ def main(arguments: list[str]) -> int:
     instruments = read_instruments()
     unseen = 0
     with Worker({"CUDA_VISIBLE_DEVICES": facts.visible_uuid(device) or ""}) as worker:
-        for name in names or sorted(instruments):
+        for asked in names or sorted(instruments):
+            name, _, only = asked.partition(":")
             item = instruments[name]
             sound = run(worker, item, device, "")
             print(f"== {name}: {sound['told']}")
             for key, evidence in sound["evidence"].items():
                 print(f"     {key} = {text(evidence)}")
-            for fault in item.faults:
+            for fault in only.split(",") if only else item.faults:
                 unseen += compare(worker, item, device, fault, sound)
     return 1 if unseen else 0
 

@@ -103,6 +103,16 @@ def test_a_deselected_prerequisite_is_decided_and_reported_as_such(tmp_path: Pat
     assert "HST101" in session.report.summary.not_run
 
 
+def test_a_check_is_chosen_by_its_id(tmp_path: Path) -> None:
+    write_suite(
+        tmp_path,
+        one_check("HST101", PASSING, name="test_one_thing"),
+        one_check("HST102", PASSING, name="test_another"),
+    )
+    session = run_pytest(tmp_path, "-k", "HST102")
+    assert [item.check for item in session.report.findings] == ["HST102"]
+
+
 GOOD = one_check("HST101", PASSING)
 
 

@@ -51,14 +51,16 @@ def measure_here(
     plain = {plan.name: msgspec.to_builtins(plan)}
     bench = Bench(facts.visible_uuid, plain, None, _Progress(on_progress))
     scope = Scope(devices[0], plan.name)
-    found: list[Evidence] = []
+    keys = [scope.key(key) for key in (_SLICED if tier == "sliced" else _MEASURED)]
+    found: dict[str, Evidence] = {}
     try:
-        for key in _SLICED if tier == "sliced" else _MEASURED:
-            found.append(bench.produce(key, scope)[scope.key(key)])  # noqa: PERF401 - runs each
+        for key in keys:
+            if key not in found:  # an instrument tells several
+                found |= bench.produce(key.partition("[")[0], scope)
     finally:
         bench.close()
     known = []
-    for item in found:
+    for item in map(found.__getitem__, keys):
         if isinstance(item, Unknown):
             return item
         if item.absent:
