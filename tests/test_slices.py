@@ -141,6 +141,14 @@ def test_weights_are_drawn_with_the_published_spread_and_norms_are_ones() -> Non
     assert set(state["model.norm.weight"].tolist()) == {1.0}
 
 
+def test_weights_for_8_bit_layers_send_no_input_beyond_their_threshold() -> None:
+    """By hand: 0.5 / sqrt(4096); silu(g) * u of two inputs of that spread stays below 6."""
+    wide = plan("qlora", quantisation="int8")
+    assert slices.spread_of(wide, 4096) == pytest.approx(0.0078125)
+    assert slices.spread_of(wide, 256) == slices.SPREAD
+    assert slices.spread_of(plan("qlora"), 4096) == slices.SPREAD
+
+
 def test_rows_fill_the_sequence_and_last_for_all_steps() -> None:
     rows = slices.random_rows(plan(batch_size=2, gradient_accumulation=3), 4)
     assert len(rows) == 2 * 3 * 4

@@ -16,7 +16,8 @@ from cift_probe.plan import Plan
 from cift_probe.stack.instants import decoder_layers
 from cift_probe.stack.pattern import config_of
 
-_SPREAD = 0.02  # initializer_range of the published configurations
+SPREAD = 0.02  # initializer_range of the published configurations
+_SMALL_INPUTS = 0.5  # standard deviation of what a layer makes of inputs of variance 1
 _TILE = 1 << 20
 _SEED = 20
 _SHIFT = 104_729  # a prime: no two weights begin at the same place of a tile
@@ -41,7 +42,7 @@ def build_slice(plan: Plan, num_layers: int, torch_device: str) -> Any:
     return type(outline).from_pretrained(
         None,
         config=config,
-        state_dict=random_state(outline, dtype),
+        state_dict=random_state(outline, dtype, spread_of(plan, config.hidden_size)),
         quantization_config=quantization_of(plan),
         dtype=dtype,
         attn_implementation=asked,
@@ -66,8 +67,19 @@ def quantization_of(plan: Plan) -> Any:
     )
 
 
-def random_state(outline: Any, dtype: Any) -> dict[str, Any]:
-    """Return weights for every parameter of a model on the meta device, drawn from N(0, 0.02).
+def spread_of(plan: Plan, hidden_size: int) -> float:
+    """Return the standard deviation of the random weights of a plan.
+
+    bitsandbytes' 8-bit layers keep columns of their inputs that go beyond a threshold of 6. Weights
+    at initialisation would let nearly all of a wide feed-forward do so, trained ones hardly any.
+    """
+    if plan.quantisation != "int8":
+        return SPREAD
+    return float(min(SPREAD, _SMALL_INPUTS / hidden_size**0.5))
+
+
+def random_state(outline: Any, dtype: Any, spread: float = SPREAD) -> dict[str, Any]:
+    """Return weights for every parameter of a model on the meta device, drawn from N(0, spread).
 
     Norm weights are 1, as at initialisation. The same weight of all layers is one tensor, but no
     two weights of a layer are: gate and up alike would square their inputs. Of weights that the
@@ -76,7 +88,7 @@ def random_state(outline: Any, dtype: Any) -> dict[str, Any]:
     import torch
 
     generator = torch.Generator().manual_seed(_SEED)
-    tile = torch.randn(_TILE, generator=generator).mul_(_SPREAD).to(dtype)
+    tile = torch.randn(_TILE, generator=generator).mul_(spread).to(dtype)
     made: dict[tuple[str, tuple[int, ...]], Any] = {}
     state = {}
     outline.tie_weights()
