@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -252,3 +253,33 @@ def test_what_the_allocator_itself_reserves_is_not_taken_by_others(memory: Count
     memory.reserved = GIB
     inside.cap_memory(8 * GIB)
     assert memory.fraction == pytest.approx(7 / 12)
+
+
+def test_an_embedding_that_an_8_bit_optimizer_registered_is_let_go() -> None:
+    """As transformers' Trainer registers it; without letting go no slice after it is clean."""
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    torch = pytest.importorskip("torch")
+    embedding = torch.nn.Embedding(10, 10)
+    gone = weakref.ref(embedding)
+    manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+    manager.register_module_override(embedding, "weight", {"optim_bits": 32})
+    del embedding, manager
+    inside.allocated_after_cleaning()
+    assert gone() is None
+    assert bitsandbytes.optim.GlobalOptimManager.get_instance().module_weight_config_triple == []
+
+
+@pytest.mark.parametrize(
+    ("cap_gib", "allocatable_gib"),
+    [(None, 77), (80, 77), (100, 77), (24, 21), (3, 0), (2, 0)],
+)
+def test_what_can_be_allocated_is_what_others_leave_of_the_card(
+    monkeypatch: pytest.MonkeyPatch, cap_gib: int | None, allocatable_gib: int
+) -> None:
+    """Of 80 GiB 72 are free and 5 are this allocator's own: 3 are others'."""
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (72 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 5 << 30)
+    cap = None if cap_gib is None else cap_gib << 30
+    assert inside.allocatable(cap) == allocatable_gib << 30

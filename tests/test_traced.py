@@ -64,7 +64,7 @@ def measured(name: str) -> dict[str, Any]:
         ("llama-3.2-1b-qlora-trl-2048-2", "periods", 0.002),
         # no kernel but "math" takes Falcon's heads; 8-bit layers keep their inputs
         ("falcon-7b-qlora", "periods", 0.002),
-        ("qwen2.5-1.5b-qlora-int8-raw", "periods", 0.006),
+        ("qwen2.5-1.5b-qlora-int8-raw", "periods", 0.002),
     ],
 )
 def test_a_trace_meets_what_the_gpu_measured(name: str, depth: Any, band: float) -> None:

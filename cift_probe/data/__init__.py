@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+
+_HERE = Path(__file__).parent
 
 
 class DataError(ValueError):
@@ -21,7 +22,7 @@ def folder(name: str) -> Path:
     Raises FileNotFoundError when the installation lacks it, or runs from an archive, which
     libraries that map weight files into memory cannot read.
     """
-    place = Path(str(files(__name__) / name))
+    place = _HERE / name
     if not place.is_dir():
         message = f"{place}: no such data folder; reinstall cift-probe as an unpacked package"
         raise FileNotFoundError(message)
@@ -31,7 +32,7 @@ def folder(name: str) -> Path:
 @cache
 def load_toml(name: str) -> dict[str, dict[str, Any]]:
     """Return the rows of a table by name; raises DataError where it is no table of rows."""
-    place = Path(str(files(__name__) / name))
+    place = _HERE / name
     try:
         table = tomllib.loads(place.read_text(encoding="utf-8"))
     except OSError as error:

@@ -53,7 +53,7 @@ def cap_memory(num_bytes: int | None) -> None:
     except ImportError:
         return
     total = torch.cuda.mem_get_info()[1]
-    share = 1.0 if num_bytes is None else min(1.0, allocatable(num_bytes) / total)
+    share = 1.0 if num_bytes is None else min(1.0, max(0, num_bytes - _taken()) / total)
     torch.cuda.set_per_process_memory_fraction(share)
 
 
@@ -61,12 +61,16 @@ def allocatable(num_bytes: int | None) -> int:
     """Return bytes that torch's allocator can hold on the device, or on one of `num_bytes`."""
     import torch
 
+    taken, total = _taken(), torch.cuda.mem_get_info()[1]
+    return max(0, min(total, total if num_bytes is None else num_bytes) - taken)
+
+
+def _taken() -> int:
+    """Return bytes of the device that others hold, or this process outside torch's allocator."""
+    import torch
+
     free, total = torch.cuda.mem_get_info()
-    free += torch.cuda.memory_reserved()
-    if num_bytes is None:
-        return int(free)
-    taken = total - free
-    return int(min(free, max(0, num_bytes - taken)))
+    return int(total - free - torch.cuda.memory_reserved())
 
 
 def allocated_after_cleaning() -> int | None:
@@ -74,12 +78,21 @@ def allocated_after_cleaning() -> int | None:
     torch = sys.modules.get("torch")
     if torch is None:
         return None
-    quantisation = sys.modules.get("bitsandbytes.functional")
-    if quantisation is not None:
-        quantisation.name2qmap.clear()  # 1 KiB that it keeps for good and makes again when needed
+    _let_bitsandbytes_go()
     gc.collect()
     if not torch.cuda.is_initialized():
         return 0
     torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001 - the only way; cuBLAS keeps 32 MiB or more
     torch.cuda.empty_cache()
     return int(torch.cuda.memory_allocated())
+
+
+def _let_bitsandbytes_go() -> None:
+    """Drop what bitsandbytes keeps for good and makes again when it is asked."""
+    quantisation = sys.modules.get("bitsandbytes.functional")
+    if quantisation is not None:
+        quantisation.name2qmap.clear()  # 1 KiB of tables
+    optimizers = sys.modules.get("bitsandbytes.optim")
+    if optimizers is not None:
+        # transformers' Trainer registers every embedding with it, which then outlives its model
+        optimizers.GlobalOptimManager._instance = None  # noqa: SLF001 - there is no other way
