@@ -104,8 +104,9 @@ def random_state(outline: Any, dtype: Any, spread: float = SPREAD) -> dict[str, 
         kind = re.sub(r"\d+", "", name), shape
         if kind not in made:
             num_tiles = -(-weight.numel() // _TILE)
-            turned = tile.roll(_SHIFT * len(made)).repeat(num_tiles)
-            made[kind] = turned[: weight.numel()].view(shape)
+            start = _SHIFT * len(made) % _TILE
+            turned = torch.cat((tile[start:], tile[:start]))
+            made[kind] = turned.repeat(num_tiles)[: weight.numel()].view(shape)
         state[name] = made[kind]
     return state
 
