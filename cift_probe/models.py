@@ -107,13 +107,13 @@ def load_model(name: str) -> ModelShape:
     for row in rows.values():
         if row.hub_id and row.hub_id.lower() == name.lower():
             return row
-    path = Path(name).expanduser()
+    path = Path(name or "?").expanduser()  # an empty name is the current folder to a path
     if path.name == "config.json" or path.exists():
         return _load_file(path / "config.json" if path.is_dir() else path)
     if _HUB_ID.fullmatch(name):
         return _load_from_hub(name)
     close = difflib.get_close_matches(name, sorted(rows), n=3, cutoff=0.4)
-    hint = f"; did you mean {' or '.join(close)}?" if close else f"; there are {', '.join(rows)}"
+    hint = f"; did you mean {' or '.join(close)}?" if close else f"; there are {', '.join(rows)}."
     message = f"{name[:80]!r} is no model of data/{MODELS}{hint} Or name a config.json or Hub id"
     raise ModelError(message)
 

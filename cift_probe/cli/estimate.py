@@ -17,7 +17,8 @@ from cift_probe.advise.fit import Fit
 from cift_probe.devices import Device, described, find_device
 from cift_probe.evidence import Unknown
 from cift_probe.expect.estimate import Estimate
-from cift_probe.models import ModelError
+from cift_probe.expect.memory import wrong_targets
+from cift_probe.models import ModelError, load_model
 from cift_probe.plan import OPTIMIZERS, Plan, PlanError, check_plan, default_quantisation
 from cift_probe.verdict.answer import Verdict
 from cift_probe.verdict.display import bytes_text, one_line
@@ -132,6 +133,10 @@ def _plan(options: argparse.Namespace, model: str) -> Plan:
         stack=options.stack,
     )
     check_plan(plan)
+    wrong = wrong_targets(plan, load_model(plan.model))
+    if wrong:
+        message = f"--targets: {wrong}"
+        raise PlanError(message)
     return plan
 
 

@@ -13,7 +13,7 @@ from cift_probe.expect.memory.inference import ledger_of_inference
 from cift_probe.expect.memory.kernels import choose_kernels
 from cift_probe.expect.memory.litgpt import as_litgpt
 from cift_probe.expect.memory.profiles import PROFILES, Profile
-from cift_probe.expect.memory.refusals import refuse
+from cift_probe.expect.memory.refusals import refuse, wrong_targets
 from cift_probe.expect.memory.room import Room, required_room
 from cift_probe.expect.memory.training import ledger_of
 from cift_probe.expect.memory.versions import EAGER_SINCE, READ, Version, parse_version
@@ -90,4 +90,13 @@ def predict_profile(
     return about_outliers(estimate, plan)
 
 
-__all__ = ["EAGER_SINCE", "READ", "Estimate", "Room", "parse_version", "predict", "predict_profile"]
+__all__ = [
+    "EAGER_SINCE",
+    "READ",
+    "Estimate",
+    "Room",
+    "parse_version",
+    "predict",
+    "predict_profile",
+    "wrong_targets",
+]

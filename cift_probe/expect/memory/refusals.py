@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from cift_probe.expect.memory.architectures import Architecture
-from cift_probe.expect.memory.training import adapted_roles
-from cift_probe.models import ModelShape
-from cift_probe.plan import Plan
-
-OPTIMIZERS = frozenset(
-    {
-        "adamw_torch",
-        "adamw_torch_fused",
-        "adamw_torch_loop",
-        "adamw_bnb_8bit",
-        "paged_adamw_8bit",
-        "paged_adamw_32bit",
-        "adafactor",
-        "sgd",
-    }
+from cift_probe.expect.memory.architectures import (
+    Architecture,
+    UnknownArchitectureError,
+    describe,
 )
+from cift_probe.expect.memory.training import adapted_roles
+from cift_probe.models import ModelError, ModelShape
+from cift_probe.plan import OPTIMIZERS, Plan
 
 
 def refuse(plan: Plan, shape: ModelShape, architecture: Architecture) -> str:
@@ -29,17 +20,29 @@ def refuse(plan: Plan, shape: ModelShape, architecture: Architecture) -> str:
         return ""
     if plan.optimizer not in OPTIMIZERS:
         return f"the optimizer {plan.optimizer!r} has no row in the ledger"
-    if plan.method != "full":
-        return _refuse_targets(plan, shape, architecture)
-    return ""
+    return _wrong_targets(plan, shape, architecture)
 
 
-def _refuse_targets(plan: Plan, shape: ModelShape, architecture: Architecture) -> str:
-    if not adapted_roles(architecture, plan.targets):
-        return f"no linear layer of {shape.model_type} is named {plan.targets!r}"
-    names = {p.module for p in architecture.projections[0]}
-    listed = plan.targets if isinstance(plan.targets, tuple) else ()
-    unknown = sorted(set(listed) - names)
-    if unknown:
-        return f"no linear layer of {shape.model_type} is named {unknown[0]!r}"
+def wrong_targets(plan: Plan, shape: ModelShape) -> str:
+    """Return what is wrong with the names of modules that LoRA shall adapt, or nothing.
+
+    Nothing as well where the model's modules are not known here.
+    """
+    try:
+        return _wrong_targets(plan, shape, describe(shape, "flash"))
+    except (UnknownArchitectureError, ModelError):
+        return ""
+
+
+def _wrong_targets(plan: Plan, shape: ModelShape, architecture: Architecture) -> str:
+    if plan.method not in {"lora", "qlora"}:
+        return ""
+    names = [p.module for p in architecture.projections[0]]
+    listed = plan.targets if isinstance(plan.targets, tuple) else (plan.targets,)
+    unknown = sorted(set(listed) - {*names, "all-linear", "attention"})
+    if unknown or not adapted_roles(architecture, plan.targets):
+        wrong = unknown[0] if unknown else str(plan.targets)
+        return (
+            f"no linear layer of {shape.model_type} is named {wrong!r}; it has {', '.join(names)}"
+        )
     return ""
