@@ -461,6 +461,15 @@ def test_a_child_that_spoke_between_calls_is_replaced(worker: Worker) -> None:
     assert call(worker, worker_faults.tell_pid) != before
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Hear SIGINT, to which a shell without job control makes background processes deaf."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_the_child_and_is_passed_on(worker: Worker) -> None:
     before = call(worker, worker_faults.tell_pid)
     with pytest.raises(KeyboardInterrupt):
