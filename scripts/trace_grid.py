@@ -11,6 +11,7 @@ held out: `half` is "build" for those that the formula may be looked at with whi
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import sys
@@ -41,6 +42,9 @@ OTHER_MODELS = (
     "granite-3.1-2b",
     "olmo-2-7b",
 )
+SMALL_MODELS = ("smollm2-135m", "qwen3-0.6b", "pythia-1.4b", "gemma-3-1b", "llama-3.2-1b")
+TYPES = ("bfloat16", "float16", "float32")
+CARDS = ((7, 5), (8, 6), (9, 0))
 LAYERS = (2, 4, 6, 8, 12)  # of the pattern's whole periods where a model has one
 ROOT = Path(__file__).resolve().parent.parent
 DEADLINE_S = 600.0
@@ -108,7 +112,7 @@ def draw_others(count: int) -> Iterator[Case]:
             stack=stack,  # type: ignore[arg-type]  # as above
             quantisation=stored,  # type: ignore[arg-type]  # as above
             double_quantisation=chance.random() < 0.5,  # noqa: PLR2004 - both ways alike
-            dtype=("bfloat16", "float16", "float32")[number // 2 % 3],
+            dtype=TYPES[number // 2 % 3],  # type: ignore[arg-type]  # as above
             sequence_length=chance.choice((512, 1024)),
             batch_size=2 if masked == "padding" else batch_size,
             padding=masked == "padding",
@@ -118,7 +122,41 @@ def draw_others(count: int) -> Iterator[Case]:
             gradient_checkpointing=chance.random() < 0.7,  # noqa: PLR2004 - as above
         )
         check_plan(plan)
-        yield Case(plan, 4, ((7, 5), (8, 6), (9, 0))[number % 3 - number // 3 % 3])
+        yield Case(plan, 4, CARDS[number % 3 - number // 3 % 3])
+
+
+def draw_pairs() -> Iterator[Case]:
+    """Yield every method in every type on every stack, and inference from every storage."""
+    chance = random.Random(SEED + 2)  # noqa: S311 - as above
+    cases = itertools.product(("qlora", "lora", "full"), TYPES, ("trl", "raw", "transformers"))
+    for number, (method, dtype, stack) in enumerate(cases):
+        stored = ("nf4", "int8", "fp4")[number % 3] if method == "qlora" else "none"
+        plan = Plan(
+            name=f"other-pair-{number}",
+            model=SMALL_MODELS[number % len(SMALL_MODELS)],
+            method=method,  # type: ignore[arg-type]  # one of the three above
+            stack=stack,  # type: ignore[arg-type]  # as above
+            quantisation=stored,  # type: ignore[arg-type]  # as above
+            dtype=dtype,  # type: ignore[arg-type]  # as above
+            sequence_length=chance.choice((512, 1024)),
+            batch_size=chance.choice((1, 2)),
+            gradient_accumulation=chance.choice((1, 2)),
+            prompt_length=chance.choice((0, 200)),
+            optimizer=chance.choice(("adamw_torch_fused", "adamw_torch", "adamw_bnb_8bit")),
+            gradient_checkpointing=chance.random() < 0.7,  # noqa: PLR2004 - as above
+        )
+        yield Case(plan, 4, CARDS[number // 3 % 3])
+    for number, (stored, dtype) in enumerate(itertools.product(("none", "nf4", "int8"), TYPES)):
+        plan = Plan(
+            name=f"other-inference-{number}",
+            model=SMALL_MODELS[number % len(SMALL_MODELS)],
+            method="inference",
+            quantisation=stored,  # type: ignore[arg-type]  # as above
+            dtype=dtype,  # type: ignore[arg-type]  # as above
+            sequence_length=1024,
+            batch_size=2,
+        )
+        yield Case(plan, 4, CARDS[number % 3])
 
 
 def main(arguments: list[str]) -> int:
@@ -134,7 +172,8 @@ def main(arguments: list[str]) -> int:
     lines = options.file.read_text().splitlines() if options.file.exists() else []
     done = {json.loads(line)["plan"]["name"] for line in lines}
     with Worker(traced.ENVIRONMENT) as worker:
-        for index, case in enumerate((*draw(options.num), *draw_others(options.num_others))):
+        cases = (*draw(options.num), *draw_others(options.num_others), *draw_pairs())
+        for index, case in enumerate(cases):
             plan = case.plan
             if plan.name in done or index % num_parts != part:
                 continue

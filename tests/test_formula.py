@@ -259,6 +259,15 @@ def test_eight_bit_layers_keep_their_inputs_out_of_reach_of_checkpointing() -> N
     assert "threshold" in found.note
 
 
+def test_8_bit_layers_keep_nothing_where_nothing_is_trained() -> None:
+    """By hand: at its highest a feed-forward holds gate and up of 2 bytes, and int32 sums."""
+    plan = plan_of("inference", quantisation="int8", sequence_length=4096)
+    found = estimate_of(plan)
+    assert "inputs of int8 layers" not in found.components
+    plain = estimate_of(plan_of("inference", quantisation="nf4", sequence_length=4096))
+    assert found.components["temporaries"] > plain.components["temporaries"]
+
+
 def test_float16_training_keeps_weights_in_float32_where_the_scaler_asks_for_it() -> None:
     plain, scaled = (
         estimate_of(plan_of("full", dtype=dtype)).components["weights"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import msgspec
 import pytest
 
 from cift_probe import facts
@@ -36,8 +37,9 @@ class Bench:
     ran: list[str]
     closed = False
 
-    def __init__(self, *_: Any) -> None:
-        """Forget what ran before."""
+    def __init__(self, *_: Any, trial: bool) -> None:
+        """Forget what ran before; the card asked about need not be this one."""
+        assert not trial
         Bench.ran = []
 
     def produce(self, name: str, scope: Scope) -> dict[str, Evidence]:
@@ -95,6 +97,25 @@ def test_the_allocators_share_of_slices_is_the_traces(monkeypatch: pytest.Monkey
     assert isinstance(found, Estimate)
     assert (found.required_bytes, found.required_band) == (6 * GIB + 300, 0.03)
     assert "tier traced" in found.note
+
+
+def test_slices_of_8_bit_plans_are_as_unsure_as_their_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = Estimate(
+        tier="traced",
+        stack="trl",
+        peak_allocated_bytes=5 * GIB,
+        band=0.06,
+        required_bytes=5 * GIB + 300,
+        required_band=0.09,
+        instant="loss",
+        instants={"loss": 5 * GIB},
+    )
+    monkeypatch.setattr(here, "trace", lambda *_, **__: whole)
+    found = here.measure_here(msgspec.structs.replace(PLAN, quantisation="int8"), "sliced")
+    assert isinstance(found, Estimate)
+    assert found.required_band == pytest.approx(0.08)
 
 
 @pytest.mark.parametrize("missing", [Unknown("the child died"), absent("on the CPU there is none")])

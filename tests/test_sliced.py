@@ -522,6 +522,26 @@ def test_a_clear_answer_is_not_tried(monkeypatch: pytest.MonkeyPatch, free: int)
     assert tried(monkeypatch, free, a_slice(DEPTH)) == ({}, [])
 
 
+def test_the_band_of_8_bit_plans_holds_what_trained_weights_may_add(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    int8 = msgspec.structs.replace(PLAN, quantisation="int8")
+    plain, wide = (
+        measured(monkeypatch, Task("gpu0", msgspec.to_builtins(plan))) for plan in (PLAN, int8)
+    )
+    for key in ("step.peak", "step.required"):
+        assert known(wide[key]).band == pytest.approx(known(plain[key]).band + 0.05)
+
+
+def test_without_a_trial_an_open_answer_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = msgspec.structs.replace(GPU, trial=False)
+    seen = measured(monkeypatch, task)
+    monkeypatch.setattr(sliced, "allocatable", lambda _cap: BETWEEN)
+    again = sliced.measure_sliced(task)
+    assert again["step.required"] == seen["step.required"]
+    assert known(again["step.out_of_memory"]).absent
+
+
 def test_an_open_answer_is_settled_by_the_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = a_slice(DEPTH, reserved=float(BETWEEN - MIB))
     seen, depths = tried(monkeypatch, BETWEEN, ran)

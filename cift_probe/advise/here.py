@@ -49,7 +49,8 @@ def measure_here(
     if not devices:
         return Unknown(f"tier {tier} runs the step, and this machine has no GPU")
     plain = {plan.name: msgspec.to_builtins(plan)}
-    bench = Bench(facts.visible_uuid, plain, None, _Progress(on_progress))
+    # the card asked about need not be this one, so that trying here would tell nothing of it
+    bench = Bench(facts.visible_uuid, plain, None, _Progress(on_progress), trial=False)
     scope = Scope(devices[0], plan.name)
     keys = [scope.key(key) for key in (_SLICED if tier == "sliced" else _MEASURED)]
     found: dict[str, Evidence] = {}
@@ -70,7 +71,7 @@ def measure_here(
     if tier == "measured":
         return found_here
     on_progress("what the allocator needs beyond the tensors: tracing all layers")
-    return with_room(found_here, trace(plan, capability=_capability(devices[0])))
+    return with_room(found_here, trace(plan, capability=_capability(devices[0])), plan)
 
 
 def _capability(device: str) -> tuple[int, int]:
@@ -87,7 +88,7 @@ def _no_call(*_: object) -> object:
     raise RuntimeError(message)
 
 
-def with_room(sliced: Estimate, traced: Estimate | Unknown) -> Estimate:
+def with_room(sliced: Estimate, traced: Estimate | Unknown, plan: Plan) -> Estimate:
     """Return an estimate from slices with the allocator's share from a trace of all layers.
 
     Slices give the peak at full depth, but not how fragments grow with depth: bounds from slices
@@ -99,7 +100,7 @@ def with_room(sliced: Estimate, traced: Estimate | Unknown) -> Estimate:
     return msgspec.structs.replace(
         sliced,
         required_bytes=sliced.peak_allocated_bytes + beyond,
-        required_band=_ROOM_BAND,
+        required_band=_ROOM_BAND + plan.outlier_band,
         components=traced.components,
         note="the allocator's share is from tier traced",
     )

@@ -9,10 +9,6 @@ import msgspec
 from cift_probe.evidence import Known
 from cift_probe.plan import Plan
 
-# One column in twenty of the inputs of bitsandbytes' 8-bit layers: how many hold a value beyond
-# the threshold, and are kept in 16 bits to the end of the step, depends on the weights.
-_OUTLIER_BAND = 0.05
-
 
 class Holding(NamedTuple):
     """Something that is allocated at the peak: who made it, its shape, dtype and bytes."""
@@ -67,12 +63,12 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 def about_outliers(estimate: Estimate, plan: Plan) -> Estimate:
     """Return an estimate without outliers with a band for those that trained weights have."""
-    if plan.quantisation != "int8":
+    if not plan.outlier_band:
         return estimate
     note = "int8: of input columns beyond the threshold, up to one in twenty is in the band"
     return msgspec.structs.replace(
         estimate,
-        band=estimate.band + _OUTLIER_BAND,
-        required_band=estimate.required_band + _OUTLIER_BAND,
+        band=estimate.band + plan.outlier_band,
+        required_band=estimate.required_band + plan.outlier_band,
         note=f"{estimate.note}; {note}" if estimate.note else note,
     )

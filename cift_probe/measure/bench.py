@@ -57,11 +57,13 @@ class Bench:
         plans: Mapping[str, dict[str, Any]],
         vram_cap: int | None,
         listener: Listener,
+        *,
+        trial: bool = True,
     ) -> None:
         """Prepare a bench; starts no process.
 
         `visible` gives the value of CUDA_VISIBLE_DEVICES that shows one device alone, or None
-        when there is no such device. `plans` holds plain plans by name.
+        when there is no such device. `plans` holds plain plans by name. `trial` is the tasks'.
         """
         self.instruments = read_instruments()
         self._maker = {key: item for item in self.instruments.values() for key in item.produces}
@@ -69,6 +71,7 @@ class Bench:
         self._plans = plans
         self._vram_cap = vram_cap
         self._listener = listener
+        self._trial = trial
         self._workers: dict[str, Worker] = {}
         self._dirty: set[str] = set()
 
@@ -110,7 +113,7 @@ class Bench:
         if instrument.clean and device in self._dirty:
             worker.retire("memory is measured in a process whose memory is at the base line")
             self._dirty.discard(device)
-        task = Task(device, self._plans.get(where.plan), self._vram_cap)
+        task = Task(device, self._plans.get(where.plan), self._vram_cap, trial=self._trial)
         payload = msgspec.to_builtins(Request(instrument.target, task))
         label = where.key(instrument.name)
         started = time.monotonic()

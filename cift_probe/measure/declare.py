@@ -21,12 +21,14 @@ class Task(msgspec.Struct, frozen=True, omit_defaults=True):
     "cpu" or "cuda:0". `plan` is a `cift_probe.plan.Plan` as plain data. `vram_cap` is the
     number of bytes that the allocator may hold, or None. `fault` names a planted fault from the
     instrument's declaration: only tests set it, and the instrument must then report a worse value.
+    `trial` lets the whole step be tried where slices leave open whether it fits this device.
     """
 
     device: str
     plan: dict[str, Any] | None = None
     vram_cap: int | None = None
     fault: str = ""
+    trial: bool = True
 
     @property
     def torch_device(self) -> str:

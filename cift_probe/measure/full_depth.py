@@ -60,8 +60,9 @@ def measure_full_depth(task: Task) -> dict[str, Evidence]:
         missing: dict[str, Evidence] = dict.fromkeys(PRODUCES, absent(text))
         return missing | {"step.measured.out_of_memory": Known(text)}
     how = f"all {depth} layers, random weights"
+    peak = Known(int(max(seen.instants.values())), "B", how, plan.outlier_band)
     return {
-        "step.measured.peak": Known(int(max(seen.instants.values())), "B", how),
+        "step.measured.peak": peak,
         "step.measured.instant": Known(max(seen.instants, key=seen.instants.__getitem__), "", how),
         "step.measured.instants": Known(
             {name: int(value) for name, value in seen.instants.items()}, "B", how
@@ -96,7 +97,7 @@ def measure_room_at_full_depth(task: Task) -> dict[str, Evidence]:
     peak = int(max(seen.instants.values()))
     low, high = smallest_cap(lambda cap: runs_capped(plan, depth, cap), peak, int(seen.reserved))
     how = f"all {depth} layers under a cap, by bisection; refused with {low} bytes"
-    return {name: Known(high, "B", how, band=(high - low) / high)}
+    return {name: Known(high, "B", how, band=(high - low) / high + plan.outlier_band)}
 
 
 def smallest_cap(

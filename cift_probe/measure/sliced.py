@@ -125,9 +125,10 @@ def measure_sliced(task: Task) -> dict[str, Evidence]:
     del copy
     seen = evidence_of(slices, full_depth)
     try:
-        seen |= settled(plan, full_depth, task, seen)
+        seen |= settled(plan, full_depth, task, seen) if task.trial else {}
     except DirtyProcessError as error:
         return dict.fromkeys(PRODUCES, Unknown(str(error)))
+    seen |= {key: widened(seen[key], plan) for key in ("step.peak", "step.required")}
     how = "resident memory of the process that ran the slices"
     if plan.quantisation == "none":
         seen["step.unquantised.share"] = absent(f"the plan {plan.name} quantises nothing")
@@ -183,6 +184,13 @@ def _run(plan: Plan, depth: int, task: Task, folder: Path, num_steps: int) -> Sl
         unquantised=float(unquantised),
         linear=float(linear),
     )
+
+
+def widened(evidence: Evidence, plan: Plan) -> Evidence:
+    """Return evidence with a band for what trained weights may add to random ones."""
+    if isinstance(evidence, Unknown) or evidence.absent or not plan.outlier_band:
+        return evidence
+    return msgspec.structs.replace(evidence, band=evidence.band + plan.outlier_band)
 
 
 def settled(

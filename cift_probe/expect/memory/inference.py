@@ -47,6 +47,7 @@ def _forward_of(key: _Key) -> Program:
         double=key.double,
     )
     x = tape.new(HIDDEN, key.item)
+    x.needs_grad = False
     Forward(tape, key.layer, regime).run(x)
     return Program(tape)
 

@@ -226,7 +226,8 @@ def linear_8bit(tape: Tape, x: Value, weight: Weight) -> Value:
         tape.give(x, gradient)
 
     node = tape.node(backward, packs=False, of=(x,))
-    tape.keep(x)
+    if not node.inert:
+        tape.keep(x)
     packed = tape.alloc(x.dims, 1, "temporaries")
     tape.pulse((x.dims, HALF), (x.dims, HALF), (x.dims, 1))  # float16, its size, beyond or not
     value = tape.new(rows, x.item)

@@ -71,8 +71,8 @@ def regime_of(
     weights = _weight_item(plan, profile)
     upcast = FP32 if quantised and profile.upcasts else weights
     adapters_item = profile.packed_adapter_item if quantised else profile.adapter_item
-    if plan.dtype != "bfloat16":
-        adapters_item = FP32  # peft's default; and a gradient scaler unscales nothing else
+    if plan.dtype == "float16" and profile.widens_float16:
+        adapters_item = FP32
     return Regime(
         autocast=plan.method in profile.autocast and plan.dtype != "float32",
         trained=plan.method == "full",
