@@ -11,16 +11,13 @@ import msgspec
 
 from cift_probe.data import read_rows
 from cift_probe.diagnose import memory
-from cift_probe.diagnose.signs import ASIDE, NAMES_IT, SIGNS, TRIGGERS, Sign
+from cift_probe.diagnose.log import MAX_LINE, WINDOW_LINES, read_lines
+from cift_probe.diagnose.signs import ASIDE, LIKELY, NAMES_IT, SIGNS, Sign
 
-_BLOCK_BYTES = 1 << 20
-_MAX_LINE = 4000  # bytes; what is longer is no message
-_WINDOW_LINES = 8  # a message may be broken over so many
-_MAX_HITS = 200  # of a trigger in a block: a log that repeats itself says nothing new
-_MAX_MATCHES = 50  # of a kind: from then on its windows are not read
+_MAX_KNOWN = 20_000  # pairs of lines that are remembered
 _SHOWN = 3
 _ESCAPE = re.compile(rb"\x1b\[[0-9;?]{0,16}[A-Za-z]")
-_SURE = {NAMES_IT: "certain", 2: "likely", ASIDE: "aside"}
+_SURE = {NAMES_IT: "certain", LIKELY: "likely", ASIDE: "aside"}
 
 
 class KindRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -66,22 +63,47 @@ def diagnose(stream: BinaryIO) -> list[Diagnosis]:
     What names its cause comes before what may have several, and the first of a kind before the
     next: later errors are mostly consequences. The stream is read once, block by block.
     """
-    seen: dict[str, list[tuple[int, Line, str]]] = {}
-    for line, window in _windows(stream):
-        for kind, strength in _kinds_of(line.text, window, seen):
-            seen.setdefault(kind, []).append((strength, line, window))
-    found = [_diagnosis(kind, matches) for kind, matches in seen.items()]
+    seen: dict[str, _Seen] = {}
+    known: dict[tuple[bytes, ...], list[str]] = {}
+    for number, lines, index in read_lines(stream):
+        raw = tuple(lines[index : index + 2])
+        if raw in known:
+            for kind in known[raw]:
+                seen[kind].count += 1
+            continue
+        text, *rest = [_text(line) for line in lines[index : index + WINDOW_LINES]]
+        window = " ".join((text, *rest))
+        kinds = dict(_kinds_of(text, window))
+        for kind, strength in kinds.items():
+            seen.setdefault(kind, _Seen(window)).add(Line(number, text), strength)
+        if len(known) >= _MAX_KNOWN:
+            known.clear()
+        known[raw] = list(kinds)
+    found = [_diagnosis(kind, item) for kind, item in seen.items()]
     rank = list(_SURE.values())
     return sorted(found, key=lambda item: (rank.index(item.sure), item.lines[0].number))
 
 
-def _kinds_of(
-    text: str, window: str, seen: dict[str, list[tuple[int, Line, str]]]
-) -> Iterator[tuple[str, int]]:
+class _Seen:
+    """What was seen of one kind."""
+
+    def __init__(self, window: str) -> None:
+        self.window = window
+        self.strength = 0
+        self.lines: list[Line] = []
+        self.count = 0
+
+    def add(self, line: Line, strength: int) -> None:
+        """Count a line that shows the kind, and keep the first ones."""
+        self.count += 1
+        self.strength = max(self.strength, strength)
+        if len(self.lines) < _SHOWN:
+            self.lines.append(line)
+
+
+def _kinds_of(text: str, window: str) -> Iterator[tuple[str, int]]:
     low = window.lower()
     for sign in SIGNS:
-        if len(seen.get(sign.kind, ())) >= _MAX_MATCHES:
-            continue
         if not any(word in low for word in sign.triggers):
             continue
         match = _match(sign, text, window)
@@ -99,15 +121,12 @@ def _match(sign: Sign, text: str, window: str) -> str:
     return window[found.start() :] or found.group()
 
 
-def _diagnosis(kind: str, matches: list[tuple[int, Line, str]]) -> Diagnosis:
+def _diagnosis(kind: str, seen: _Seen) -> Diagnosis:
     row = read_kinds()[kind]
-    strength = max(strength for strength, _, _ in matches)
-    lines = [line for _, line, _ in matches]
-    figures = memory.parse_figures(matches[0][2]) if kind in _WITH_FIGURES else memory.Figures()
+    figures = memory.parse_figures(seen.window) if kind in _WITH_FIGURES else memory.Figures()
     told = {k: v for k, v in msgspec.structs.asdict(figures).items() if isinstance(v, int)}
-    return Diagnosis(
-        kind, row.title, row.fix, _SURE[strength], tuple(lines[:_SHOWN]), len(lines), told
-    )
+    sure = _SURE[seen.strength]
+    return Diagnosis(kind, row.title, row.fix, sure, tuple(seen.lines), seen.count, told)
 
 
 _WITH_FIGURES = frozenset(
@@ -122,61 +141,7 @@ _WITH_FIGURES = frozenset(
 )
 
 
-def _windows(stream: BinaryIO) -> Iterator[tuple[Line, str]]:
-    """Yield every line that may begin a message, with the lines after it as one text."""
-    for number, lines, num_new in _blocks(stream):
-        for index in _interesting(lines, num_new):
-            text = _text(lines[index])
-            following = (_text(line) for line in lines[index + 1 : index + _WINDOW_LINES])
-            yield Line(number + index, text), " ".join((text, *following))
-
-
-def _blocks(stream: BinaryIO) -> Iterator[tuple[int, list[bytes], int]]:
-    """Yield the first line's number, whole lines, and how many of them are to be looked at.
-
-    The last lines of a block come again with the next one, so that no window is cut.
-    """
-    number, rest = 1, b""
-    while True:
-        read = stream.read(_BLOCK_BYTES)
-        lines = (rest + read).split(b"\n")
-        if not read:
-            yield number, lines, len(lines)
-            return
-        if len(lines[-1]) > _BLOCK_BYTES:
-            lines[-1] = lines[-1][-_MAX_LINE:]  # no message is that long
-        kept = min(len(lines), _WINDOW_LINES)
-        num_new = len(lines) - kept
-        yield number, lines, num_new
-        number += num_new
-        rest = b"\n".join(lines[num_new:])
-
-
-def _interesting(lines: list[bytes], num_new: int) -> list[int]:
-    """Return the lines that hold a trigger; a block without one costs a search for each word."""
-    block = b"\n".join(lines[:num_new]).lower()
-    hits: set[int] = set()
-    for word in _TRIGGERS:
-        start = block.find(word)
-        for _ in range(_MAX_HITS):
-            if start < 0:
-                break
-            hits.add(start)
-            start = block.find(word, start + len(word))
-    line, end = -1, -1
-    found: set[int] = set()
-    for position in sorted(hits):
-        while position > end:
-            line += 1
-            end += len(lines[line]) + 1
-        found |= {max(line - 1, 0), line}  # what begins in one line may name itself in the next
-    return sorted(found)
-
-
-_TRIGGERS = tuple(word.encode() for word in TRIGGERS)
-
-
 def _text(line: bytes) -> str:
     """Return a line as people saw it: the last of what a progress bar wrote over itself."""
-    shown = _ESCAPE.sub(b"", line[-_MAX_LINE:].rstrip(b"\r")).rpartition(b"\r")[2]
+    shown = _ESCAPE.sub(b"", line[-MAX_LINE:].rstrip(b"\r")).rpartition(b"\r")[2]
     return shown.decode("utf-8", errors="replace").strip()

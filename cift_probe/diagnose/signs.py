@@ -75,14 +75,14 @@ _sign(
 _sign(
     "forward_compat_unsupported",
     NAMES_IT,
-    "804|forward compatib|compatnotsupported",
+    "error 804|forward compatib|compatnotsupported|compat_not_supported",
     r"\bError 804\b|forward compatibility was attempted on non.?supported HW"
     r"|cudaErrorCompatNotSupportedOnDevice|CUDA_ERROR_COMPAT_NOT_SUPPORTED",
 )
 _sign(
     "fabric_not_ready",
     NAMES_IT,
-    "802|not yet initialized|systemnotready|system_not_ready|fabric",
+    "error 802|not yet initialized|systemnotready|system_not_ready|fabric",
     r"\bError 802\b|system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY"
     r"|fabric ?manager.{0,60}(?:fail|mismatch|not running|not match|inactive|does not)"
     r"|Fabric.{0,80}State *: *In Progress",
@@ -96,7 +96,7 @@ _sign(
 _sign(
     "driver_library_mismatch",
     NAMES_IT,
-    "version mismatch|api mismatch|803|systemdrivermismatch|unsupported display driver",
+    "version mismatch|api mismatch|error 803|systemdrivermismatch|unsupported display driver",
     r"Driver/library version mismatch|API mismatch: the (?:client|NVIDIA)|\bError 803\b"
     r"|cudaErrorSystemDriverMismatch|unsupported display driver ?/ ?cuda driver combination",
 )
@@ -173,7 +173,8 @@ _sign(
 _sign(
     "compiled_package_mismatch",
     NAMES_IT,
-    "torchvision|numpy|xformers|torchaudio|module compiled against",
+    "torchvision|numpy.dtype size|numpy.ndarray size|using numpy 1|xformers|torchaudio"
+    "|module compiled against",
     r"operator torchvision::\w{1,20} does not exist|numpy\.(?:dtype|ndarray) size changed"
     r"|compiled using NumPy 1\.x cannot be run in|xFormers (?:was built for|can't load)"
     r"|module compiled against (?:ABI|API) version"
@@ -228,7 +229,8 @@ _sign(
 _sign(
     "jit_toolchain_missing",
     NAMES_IT,
-    "python.h|c compiler|cuda_home|nvcc|cannot find -l|ninja|for cl|gcc|mismatches the version",
+    "python.h|c compiler|cuda_home|nvcc: |nvcc'|cannot find -l|ninja is required|version for cl"
+    "|gcc: |g++: |cc: |gcc'|g++'|'cc'|mismatches the version",
     r"Python\.h: No such file|Failed to find C compiler|CUDA_HOME environment variable is not set"
     r"|CUDA_HOME does not exist|nvcc\S{0,3}: (?:command )?not found"
     r"|No such file or directory: '\S{0,80}nvcc'|cannot find -l(?:cuda|cudart|c10|stdc\+\+)"
@@ -287,7 +289,8 @@ _sign(
 _sign(
     "bf16_unsupported",
     NAMES_IT,
-    "bf16|bfloat16|_16bf",
+    "support bf16|support bfloat16|_16bf|bfloat16 is |'.bf16'|bf16 is|bf16 mixed|bfloat16' |"
+    "bfloat16 not",
     r"(?:setup|hardware|device|GPU).{0,30}(?:doesn't|does not|not) support (?:bf16|bfloat16)"
     r"|CUBLAS_STATUS_NOT_SUPPORTED.{0,200}CUDA_R_16BF"
     r"|Bfloat16 is only supported on GPUs|Feature '\.bf16' requires \.target sm_80"
@@ -303,7 +306,8 @@ _sign(
 _sign(
     "fp16_overflow",
     LIKELY,
-    "nan|inf|overflow",
+    ": nan|:nan|=nan|= nan|'nan|\"nan|: inf|=inf|= inf|: -inf|gradient overflow|overflow! "
+    "|contains either|is nan|are nan|became nan|is inf|are inf|became inf",
     r"['\"]?(?:loss|grad_norm)['\"]?\s?[:=]\s?['\"]?(?:nan|-?inf)\b"
     r"|Gradient overflow\. +Skipping step|probability tensor contains either `?inf`?"
     r"|OVERFLOW! .{0,40}Skipping step|(?:loss|gradient)s? (?:is|are|became) (?:nan|inf)\b",
@@ -337,7 +341,7 @@ _sign(
 _sign(
     "tied_embeddings_broken",
     LIKELY,
-    "tie_word_embeddings|lm_head.weight|tied",
+    "tie_word_embeddings|lm_head.weight|tied weights|tied tensor|shared weights|shared tensor",
     r"tie_word_embeddings.{0,200}(?:both|but|no longer|mismatch)"
     r"|lm_head\.weight.{0,120}(?:newly initialized|MISSING)"
     r"|(?:tied|shared) (?:weights|tensors?).{0,80}(?:broken|no longer|mismatch)",
@@ -352,7 +356,8 @@ _sign(
 _sign(
     "labels_all_masked",
     NAMES_IT,
-    "-100|response key|response template|ignored in loss|labels",
+    "all labels|all the labels|response key|response template|ignored in loss|no valid"
+    "|no supervised",
     r"all (?:the )?labels .{0,40}(?:are|were|is) (?:-100|masked|ignored)"
     r"|Could not find response (?:key|template).{0,400}ignored in loss"
     r"|This instance will be ignored in loss calculation|no (?:valid|supervised) (?:labels|tokens)",
@@ -411,7 +416,7 @@ _sign(
 _sign(
     "pinned_memory_limit",
     LIKELY,
-    "pin|page-lock|hostalloc|memlock",
+    "pin_memory|page-lock|hostalloc|hostregister|memlock",
     r"(?:cudaHostAlloc|cudaHostRegister|pin_memory|page-lock).{0,120}"
     r"(?:out of memory|fail|limit|Cannot allocate|resource)"
     r"|RLIMIT_MEMLOCK.{0,60}(?:low|small|limit)",
@@ -436,7 +441,8 @@ _sign(
 _sign(
     "host_oom_killer",
     LIKELY,
-    "-9|137|sigkill|signal 9|signal: killed|killed",
+    "code -9|code: -9|code=-9|code = -9|code (-9|code : -9|status 137|code 137|code: 137|sigkill"
+    "|signal 9|exited with 137|exit 137",
     r"exit ?code ?[:=]? ?\(?-9\b|return ?code ?[:=]? ?-9\b"
     r"|exit(?:ed with)?(?: status| code)?:? ?137\b"
     r"|(?:killed|terminated) by signal (?:9|SIGKILL)|died with <Signals\.SIGKILL"
@@ -510,7 +516,7 @@ _sign(
 _sign(
     "pcie_link_slow",
     LIKELY,
-    "pci|lnksta",
+    "pcie|lnksta",
     r"available PCIe bandwidth, limited by|PCIe link.{0,60}(?:downgraded|degraded|downtrained)"
     r"|LnkSta:.{0,60}\(downgraded\)|pcie.{0,30}width.{0,30}degraded",
 )
@@ -523,13 +529,13 @@ _sign(
 _sign(
     "gpu_fell_off_bus",
     NAMES_IT,
-    "fallen off the bus|xid|gpu is lost|gpu_is_lost",
+    "fallen off the bus|xid (|gpu is lost|gpu_is_lost",
     r"fallen off the bus|Xid \(PCI:[0-9a-fA-F:.]{1,20}\): 79\b|GPU is lost|NVML_ERROR_GPU_IS_LOST",
 )
 _sign(
     "ecc_uncorrectable",
     NAMES_IT,
-    "ecc|xid|row remap",
+    "ecc error|eccuncorrect|ecc_uncorrect|double bit|xid (|row remap",
     r"uncorrectable (?:NVLink |DRAM |SRAM )?ECC error|cudaErrorECCUncorrectable"
     r"|CUDA_ERROR_ECC_UNCORRECTABLE|Xid \(PCI:[0-9a-fA-F:.]{1,20}\): (?:48|64|94|95|140)\b"
     r"|Double Bit ECC|row remap\w{0,6}.{0,20}fail",
@@ -551,7 +557,7 @@ _sign(
 _sign(
     "compute_mode_exclusive",
     NAMES_IT,
-    "busy or unavailable|devicesunavailable|exclusive",
+    "busy or unavailable|devicesunavailable|exclusive_process",
     r"all CUDA-capable devices are busy or unavailable|cudaErrorDevicesUnavailable"
     r"|CUDA-capable device\(s\) is/are busy or unavailable"
     r"|Exclusive_Process.{0,80}(?:busy|another)",
