@@ -159,6 +159,23 @@ def draw_pairs() -> Iterator[Case]:
         yield Case(plan, 4, CARDS[number % 3])
 
 
+def draw_masks() -> Iterator[Case]:
+    """Yield long sequences with every kind of mask, which then weighs something."""
+    facts: tuple[tuple[str, dict[str, Any], int], ...] = (
+        ("smollm2-135m", {"packing": True, "sequence_length": 4096, "batch_size": 4}, 4),
+        ("smollm2-135m", {"padding": True, "sequence_length": 4096, "batch_size": 4}, 4),
+        ("smollm2-135m", {"padding": True, "stack": "raw", "batch_size": 4}, 4),
+        ("smollm2-135m", {"padding": True, "attention": "eager", "batch_size": 2}, 4),
+        ("gemma-3-1b", {"sequence_length": 8192}, 6),
+        ("gemma-3-1b", {"padding": True, "sequence_length": 4096, "batch_size": 2}, 6),
+    )
+    for number, (model, given, layers) in enumerate(facts):
+        plan = Plan(
+            name=f"other-mask-{number}", model=model, method="lora", quantisation="none", **given
+        )
+        yield Case(plan, layers)
+
+
 def main(arguments: list[str]) -> int:
     """Fill in the lines that are not there yet."""
     parser = argparse.ArgumentParser()
@@ -172,7 +189,12 @@ def main(arguments: list[str]) -> int:
     lines = options.file.read_text().splitlines() if options.file.exists() else []
     done = {json.loads(line)["plan"]["name"] for line in lines}
     with Worker(traced.ENVIRONMENT) as worker:
-        cases = (*draw(options.num), *draw_others(options.num_others), *draw_pairs())
+        cases = (
+            *draw(options.num),
+            *draw_others(options.num_others),
+            *draw_pairs(),
+            *draw_masks(),
+        )
         for index, case in enumerate(cases):
             plan = case.plan
             if plan.name in done or index % num_parts != part:

@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from cift_probe.diagnose import Diagnosis, diagnose
+from cift_probe.cli import run_command
+from cift_probe.diagnose import Diagnosis, architecture, diagnose, log, memory
 from cift_probe.diagnose.diagnosis import read_kinds
 from cift_probe.diagnose.signs import SIGNS
 
@@ -61,3 +64,104 @@ def test_every_sign_is_needed_by_a_text() -> None:
         found = [t for t in texts if any(word in t for word in sign.triggers)]
         flat = [" ".join(t.splitlines()) for t in found]
         assert any(sign.pattern.search(t) for t in flat), sign.kind
+
+
+def test_the_first_failure_that_names_itself_comes_before_its_consequences() -> None:
+    log = (
+        "step 1\n\x1b[31mtorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. "
+        "GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is free.\x1b[0m\n"
+        "ncclSystemError: System call failed\n[launch.py:1] exits with return code = -9\n"
+    )
+    found = of(log)
+    assert [item.kind for item in found] == ["gpu_oom", "host_oom_killer", "nccl_system_error"]
+    assert [item.sure for item in found] == ["certain", "likely", "aside"]
+    assert found[0].lines[0].number == 2
+    assert "\x1b" not in found[0].lines[0].text
+    assert found[0].figures == {"request": 2 << 30, "total": 8 << 30, "free": 1 << 30}
+
+
+def test_what_is_said_again_and_again_is_counted_and_shown_three_times() -> None:
+    found = of("RuntimeError: CUDA error: uncorrectable ECC error encountered\nx\n" * 500)
+    assert (found[0].count, len(found[0].lines)) == (500, 3)
+
+
+def test_a_message_is_found_across_the_borders_of_what_is_read_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "a line\n" * 40 + "NVIDIA X with CUDA capability sm_120 is not compatible with the\n"
+    text += "current PyTorch installation. It supports sm_80 sm_90.\n" + "more\n" * 40
+    for size in (7, 64, 301, 1000):
+        monkeypatch.setattr(log, "_BLOCK_BYTES", size)
+        found = of(text)
+        assert [item.kind for item in found] == ["arch_missing"], size
+        assert found[0].lines[0].number == 41
+
+
+def test_a_code_that_changes_is_not_taken_for_progress() -> None:
+    assert first("Error 801: x\nError 801: x\nError 802: system\n") == "fabric_not_ready"
+    xids = "".join(f"NVRM: Xid (PCI:0000:81:00): {code}, pid=1\n" for code in (13, 31, 79))
+    assert first(xids) == "gpu_fell_off_bus"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "latin-1"])
+def test_a_log_is_read_in_the_encodings_that_shells_write(encoding: str) -> None:
+    text = "étape 1\r\nRuntimeError: CUDA error: invalid device ordinal\r\n"
+    assert [item.kind for item in of(text.encode(encoding))] == ["device_index_mismatch"]
+
+
+@given(st.binary(max_size=3000))
+def test_no_bytes_break_it(content: bytes) -> None:
+    for item in of(content):
+        assert item.kind in read_kinds()
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_a_text_that_is_cut_or_interleaved_breaks_nothing(data: st.DataObject) -> None:
+    """What is left of a message names its kind or none, and other lines do not hide it."""
+    text = data.draw(st.sampled_from([text for _, text in OWN_TEXTS]))
+    other = data.draw(st.sampled_from([text for _, text in MISSES]))
+    cut = data.draw(st.integers(0, len(text)))
+    assert all(item.kind in read_kinds() for item in of(f"{other}\n{text[:cut]}"))
+    lines = f"{other}\n{text}\n{other}"
+    assert {item.kind for item in of(text)} <= {item.kind for item in of(lines)}
+
+
+@given(st.text(alphabet="Tried to allocate 0123456789.GMKiB()[] free capacity", max_size=400))
+def test_no_figures_break_the_decision(text: str) -> None:
+    assert memory.decide(memory.parse_figures(text)) in read_kinds()
+
+
+@given(st.text(alphabet="cuda capability sm_0123456789.()- is", max_size=200))
+def test_no_list_breaks_the_architectures(text: str) -> None:
+    assert architecture.decide(text) in {"arch_missing", "arch_false_alarm"}
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "words"),
+    [
+        ("RuntimeError: CUDA error: out of memory\n", 0, "change first: see who holds the GPU"),
+        ("all went well\n", 10, "nothing is guessed"),
+    ],
+)
+def test_the_command_says_what_it_is_and_what_to_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, code: int, words: str
+) -> None:
+    file = tmp_path / "train.log"
+    file.write_text(content)
+    assert run_command(["diagnose", str(file)]) == code
+    assert words in capsys.readouterr().out
+    assert run_command(["diagnose", str(file), "--json"]) == code
+    told = json.loads(capsys.readouterr().out)
+    assert (told["kind"] is None) == (code == 10)
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "/no/such/file", "/dev"])
+def test_what_is_no_log_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert run_command(["diagnose", name]) == 4
+    told = capsys.readouterr()
+    assert told.out == ""
+    [line] = told.err.splitlines()
+    assert line.startswith(f"cift diagnose: {name}: ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import subprocess
@@ -229,6 +230,40 @@ def test_what_was_not_checked_is_refused(
     assert reason in found.reason
 
 
+def test_every_high_instant_is_met_and_not_the_highest_alone() -> None:
+    """Where another instant overtakes the peak, its own error is what counts.
+
+    Left out: without checkpointing and embedding gradients the trace ends the backward of the
+    layers under the next name. Of a mixture's forward a tenth is missing: how tokens are sorted.
+    """
+    for row in rows():
+        estimate = estimate_of_row(row)
+        if estimate is None:
+            continue
+        peak = max(row["instants"].values())
+        for instant, size in row["instants"].items():
+            unnamed = instant == "backward of the embedding"
+            unnamed = unnamed and not row["plan"]["gradient_checkpointing"]
+            if size > 0.8 * peak and instant in estimate.instants and not unnamed:
+                assert estimate.instants[instant] == pytest.approx(size, rel=0.1), (row, instant)
+
+
+def test_the_traces_cover_every_pair_of_what_is_not_refused() -> None:
+    plans = [row["plan"] for row in rows() if row["plan"]["name"].startswith("other")]
+    stacks = ("trl", "raw", "transformers")
+    for fields, values in (
+        (("method", "dtype", "stack"), (("full", "lora", "qlora"), TYPES, stacks)),
+        (("method", "quantisation", "dtype"), (("inference",), ("none", "nf4", "int8"), TYPES)),
+        (("quantisation",), (("nf4", "fp4", "int8"),)),
+        (("padding", "attention"), ((True,), ("sdpa", "eager"))),
+        (("packing",), ((True,),)),
+        (("gradient_accumulation",), ((2,),)),
+        (("prompt_length",), ((200,),)),
+    ):
+        seen = {tuple(plan.get(name) for name in fields) for plan in plans}
+        assert set(itertools.product(*values)) <= seen, fields
+
+
 TYPES = ("bfloat16", "float16", "float32")
 CARDS = ((7, 5), (8, 6), (9, 0))
 
@@ -354,12 +389,13 @@ def test_gemma_2_runs_eager_only_since_transformers_says_so() -> None:
     assert "transformers 5.20" in older.stack
 
 
-def test_the_gradient_of_a_tied_head_waits_for_the_embeddings() -> None:
+@pytest.mark.parametrize("stack", ["raw", "trl"])
+def test_the_gradient_of_a_tied_head_waits_for_the_embeddings(stack: str) -> None:
     """Also where earlier micro-batches have left gradients: then both are there at once."""
     config = SMALL.config | {"tie_word_embeddings": True}
     shape = ModelShape(config, "made up")
     instants = [
-        estimate_of(plan_of("full", stack="raw", gradient_accumulation=number), shape).instants
+        estimate_of(plan_of("full", stack=stack, gradient_accumulation=number), shape).instants
         for number in (1, 2)
     ]
     heads = 2 * 32000 * 1024

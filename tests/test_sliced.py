@@ -542,6 +542,40 @@ def test_without_a_trial_an_open_answer_stays_open(monkeypatch: pytest.MonkeyPat
     assert known(again["step.out_of_memory"]).absent
 
 
+def test_the_instrument_tries_the_whole_step_where_the_answer_is_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    depths: list[int] = []
+
+    def measure(_plan: Plan, depth: int, *_: Any) -> Slice:
+        depths.append(depth)
+        return a_slice(depth, reserved=float(BETWEEN)) if depth == DEPTH else a_slice(depth)
+
+    monkeypatch.setattr(sliced, "read_period", lambda _shape: (0, 1))
+    monkeypatch.setattr(sliced, "allocatable", lambda _cap: BETWEEN)
+    monkeypatch.setattr(sliced, "measure_slice", measure)
+    assert known(sliced.measure_sliced(GPU)["step.required"]).value == BETWEEN
+    assert depths == [*DEPTHS, DEPTH]
+
+
+def test_an_unclean_process_leaves_the_answer_open_and_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def measure(_plan: Plan, depth: int, *_: Any) -> Slice:
+        if depth == DEPTH:
+            message = "7 bytes are still allocated"
+            raise sliced.DirtyProcessError(message)
+        return a_slice(depth)
+
+    monkeypatch.setattr(sliced, "read_period", lambda _shape: (0, 1))
+    monkeypatch.setattr(sliced, "allocatable", lambda _cap: BETWEEN)
+    monkeypatch.setattr(sliced, "measure_slice", measure)
+    seen = sliced.measure_sliced(GPU)
+    assert known(seen["step.required"]) == known(
+        sliced.evidence_of(slices(), DEPTH)["step.required"]
+    )
+
+
 def test_an_open_answer_is_settled_by_the_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = a_slice(DEPTH, reserved=float(BETWEEN - MIB))
     seen, depths = tried(monkeypatch, BETWEEN, ran)

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import pytest
@@ -145,11 +145,10 @@ def test_gradients_that_the_engine_adds_take_no_further_memory() -> None:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("key_heads", [2, 8])
 @pytest.mark.parametrize("head", [64, 512])
-def test_formula_and_trace_choose_the_same_attention_kernel(
+def test_a_kernel_is_chosen_that_takes_the_tensors(
     dtype: str, capability: tuple[int, int], head: int, key_heads: int, *, masked: bool
 ) -> None:
     torch = pytest.importorskip("torch")
-    from cift_probe.expect.memory.kernels import choose_sdpa
     from cift_probe.expect.traced import sdpa
 
     query, key = (
@@ -159,7 +158,14 @@ def test_formula_and_trace_choose_the_same_attention_kernel(
     mask = torch.empty(1, 1, 16, 16, device="meta") if masked else None
     sdpa.use_capability(capability)
     found = sdpa.choose(query, key, key, mask, enable_gqa=key_heads != 8)
-    assert found == choose_sdpa(dtype, capability, head, same_heads=key_heads == 8, masked=masked)
+    if found == "flash":  # what the kernel's own checks refuse
+        assert not masked
+        assert (head, dtype) != (512, dtype)
+        assert dtype != "float32"
+        assert capability >= (8, 0)
+    if found == "efficient":
+        assert key_heads == 8
+        assert dtype != "bfloat16" or capability >= (8, 0)
     by_hand = {
         ("float16", (7, 5), 64, 2, False): "math",  # a T4 has no flash kernel; heads are grouped
         ("float16", (7, 5), 64, 8, True): "efficient",
@@ -176,6 +182,49 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     found = traced.trace(Plan(name="x", model="smollm2-135m"))
     assert isinstance(found, Unknown)
     assert found.reason.endswith("not installed: trl")
+
+
+class Answers:
+    """A worker whose child has already traced."""
+
+    def __init__(self, _environment: Any) -> None:
+        """Start nothing."""
+
+    def __enter__(self) -> Self:
+        """Be the worker."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End nothing."""
+
+    def call(self, *_: Any, **__: Any) -> dict[str, Any]:
+        return {
+            "instants": {"loss": 1 << 40},
+            "reserved": 1 << 40,
+            "required": 1 << 40,
+            "expandable": 1 << 40,
+            "instant": "loss",
+            "components": {},
+            "holds": [],
+            "num_events": 2,
+            "import_s": 1.0,
+            "seconds": 1.0,
+        }
+
+
+def test_what_trained_weights_may_add_is_in_the_band_of_8_bit_plans(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(traced, "Worker", Answers)
+    monkeypatch.setattr(traced, "_version", lambda _name: "1")
+    plain, int8 = (
+        traced.trace(Plan(name="x", model="smollm2-135m", quantisation=stored))
+        for stored in ("nf4", "int8")
+    )
+    assert isinstance(plain, Estimate)
+    assert isinstance(int8, Estimate)
+    assert int8.band == pytest.approx(plain.band + 0.05)
+    assert int8.required_band == pytest.approx(plain.required_band + 0.05)
 
 
 EVENTS: list[Event] = [

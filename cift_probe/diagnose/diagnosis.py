@@ -64,21 +64,18 @@ def diagnose(stream: BinaryIO) -> list[Diagnosis]:
     next: later errors are mostly consequences. The stream is read once, block by block.
     """
     seen: dict[str, _Seen] = {}
-    known: dict[tuple[bytes, ...], list[str]] = {}
+    known: dict[tuple[bytes, ...], tuple[str, str, dict[str, int]]] = {}
     for number, lines, index in read_lines(stream):
         raw = tuple(lines[index : index + 2])
-        if raw in known:
-            for kind in known[raw]:
-                seen[kind].count += 1
-            continue
-        text, *rest = [_text(line) for line in lines[index : index + WINDOW_LINES]]
-        window = " ".join((text, *rest))
-        kinds = dict(_kinds_of(text, window))
+        if raw not in known:
+            if len(known) >= _MAX_KNOWN:
+                known.clear()
+            text, *rest = [_text(line) for line in lines[index : index + WINDOW_LINES]]
+            window = " ".join((text, *rest))
+            known[raw] = text, window, dict(_kinds_of(text, window))
+        text, window, kinds = known[raw]
         for kind, strength in kinds.items():
             seen.setdefault(kind, _Seen(window)).add(Line(number, text), strength)
-        if len(known) >= _MAX_KNOWN:
-            known.clear()
-        known[raw] = list(kinds)
     found = [_diagnosis(kind, item) for kind, item in seen.items()]
     rank = list(_SURE.values())
     return sorted(found, key=lambda item: (rank.index(item.sure), item.lines[0].number))

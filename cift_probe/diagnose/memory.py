@@ -96,6 +96,8 @@ def _held_by_others(figures: Figures) -> bool:
     """Tell whether more is gone than this process and a context account for."""
     if figures.total is None or figures.free is None:
         return False
+    if figures.allocated is None and figures.process is None and not figures.others:
+        return False  # what this process holds is not told
     own = (figures.allocated or 0) + (figures.slack or 0)
     context = min(_MOST_CONTEXT, max(_LEAST_CONTEXT, figures.total * _CONTEXT_SHARE))
     # "Process N" may be this process, seen from another PID namespace

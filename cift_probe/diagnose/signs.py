@@ -2,7 +2,8 @@
 
 A sign begins in a line and may run on over the next ones, since messages are broken anywhere.
 `triggers` are lower-case words of which one is in every text that the pattern can match: what has
-none is not looked at. Gaps are bounded, so that no text makes a pattern slow.
+none is not looked at. Gaps are bounded, so that no text makes a pattern slow. One table, longer
+than other modules: what tells look-alikes apart is best read side by side.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from cift_probe.stack.pattern import config_of
 
 SPREAD = 0.02  # initializer_range of the published configurations
 _SMALL_INPUTS = 0.5  # standard deviation of what a layer makes of inputs of variance 1
-_TILE = 1 << 20
+_TILE = (1 << 20) - 3  # odd: no rows of a weight are alike
 _SEED = 20
 _SHIFT = 104_729  # a prime: no two weights begin at the same place of a tile
 NO_LABEL = -100  # torch.nn.CrossEntropyLoss leaves it out
@@ -101,7 +101,7 @@ def random_state(outline: Any, dtype: Any, spread: float = SPREAD) -> dict[str, 
         if len(shape) < 2:  # noqa: PLR2004 - a norm's scale or a bias
             state[name] = (torch.zeros if name.endswith("bias") else torch.ones)(shape, dtype=dtype)
             continue
-        kind = re.sub(r"\d+", "", name), shape
+        kind = re.sub(r"\.\d+\.", ".", name, count=1), shape  # without the layer's number
         if kind not in made:
             num_tiles = -(-weight.numel() // _TILE)
             start = _SHIFT * len(made) % _TILE

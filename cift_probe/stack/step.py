@@ -95,22 +95,11 @@ def _trl(plan: Plan, model: Any, torch_device: str, folder: Path, num_steps: int
 
 
 def _transformers(plan: Plan, model: Any, torch_device: str, folder: Path, num_steps: int) -> Any:
-    from transformers import (
-        DataCollatorForLanguageModeling,
-        DataCollatorForSeq2Seq,
-        PrinterCallback,
-        Trainer,
-        TrainingArguments,
-    )
+    from transformers import PrinterCallback, Trainer, TrainingArguments
 
     from cift_probe.stack import slices, trl_stack
 
     rows = slices.random_rows(plan, num_steps)
-    tokenizer = slices.small_tokenizer()
-    # the one makes labels of the ids, the other pads those that are there
-    collate: Any = DataCollatorForLanguageModeling(tokenizer, mlm=False)
-    if plan.prompt_length:
-        collate = DataCollatorForSeq2Seq(tokenizer)
     trainer = Trainer(
         model=_adapted(plan, model, loop=False),
         args=TrainingArguments(
@@ -130,13 +119,25 @@ def _transformers(plan: Plan, model: Any, torch_device: str, folder: Path, num_s
             **_optim(plan),
         ),
         train_dataset=trl_stack.build_dataset(rows),
-        data_collator=collate,
+        data_collator=_collator(plan),
         optimizer_cls_and_kwargs=_loop(plan),
     )
     trainer.remove_callback(PrinterCallback)  # it prints to stdout, which is the caller's
     if plan.dtype == "float16":
         trl_stack.widen_trained(trainer.model)
     return trainer
+
+
+def _collator(plan: Plan) -> Any:
+    """Return what makes labels of the ids, or pads those that are there."""
+    from transformers import DataCollatorForLanguageModeling, DataCollatorForSeq2Seq
+
+    from cift_probe.stack import slices
+
+    tokenizer = slices.small_tokenizer()
+    if plan.prompt_length:
+        return DataCollatorForSeq2Seq(tokenizer)
+    return DataCollatorForLanguageModeling(tokenizer, mlm=False)
 
 
 def _optim(plan: Plan) -> dict[str, str]:

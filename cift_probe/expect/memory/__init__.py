@@ -72,7 +72,8 @@ def predict_profile(
         ledger = ledger_of_inference(plan, architecture)
     else:
         ledger = ledger_of(plan, profile, architecture)
-    workspace = 2 * _WORKSPACE.get(capability[0], _SMALL_WORKSPACE)
+    num_passes = 1 if plan.method == "inference" else 2
+    workspace = num_passes * _WORKSPACE.get(capability[0], _SMALL_WORKSPACE)
     peak = ledger.instants[ledger.instant] + workspace
     full_logits = profile.loss not in {"fused", "chunked"}
     room = required_room(peak, ledger.largest, plan.method, full_logits=full_logits)

@@ -156,7 +156,10 @@ def _efficient(
     and torch turns the mask into one number per query and key.
     """
     keys, values = _repeat(tape, key, query, groups), _repeat(tape, value, query, groups)
-    bias = (tape.new(("batch", "sequence", "sequence"), query.item),) if masked else ()
+    shape: Dims = ("batch", "sequence", "sequence")
+    bias = (tape.new(shape, query.item),) if masked else ()
+    if masked:
+        tape.pulse((shape, 1))  # convert_boolean_attn_mask: where the mask is false
 
     def backward(_gradient: Buffer) -> None:
         gradients = [tape.alloc(query.dims, query.item) for _ in range(3)]
@@ -276,7 +279,12 @@ def _softmax(tape: Tape, weights: Value, *, safe: bool = False) -> Value:
         del gradient
 
     node = tape.node(backward, packs=True, of=(weights,))
+    # Softmax.cpp turns bfloat16 to float32 first; float16 it converts inside the kernel
+    first = weights.item != FP32 and not tape.float16
+    wide = [tape.alloc(weights.dims, FP32, "temporaries")] if first else []
     soft = tape.new(weights.dims, FP32)
+    for buffer in wide:
+        tape.release(buffer)
     if safe:  # SoftMax.cpp, _safe_softmax: which scores are -inf
         tape.pulse((weights.dims, 1))
     return tape.output(node, soft, save=True)

@@ -59,7 +59,7 @@ class Head:
             tape.drop(wide)
         if self.loss == "kept logits":
             logits.buffer.refs += 1  # the caller holds `outputs` through the backward
-        if self.loss == "fp32 logits":
+        if self.loss == "fp32 logits" and tape.autocast:
             # accelerate/utils/operations.py ConvertOutputsToFp32: while the bf16 logits live
             converted = tape.new(logits.dims, FP32)
             tape.drop(logits, converted)

@@ -30,12 +30,13 @@ class _Key(NamedTuple):
     packed: str
     double: bool
     item: int
+    float16: bool
 
 
 @cache
 def _forward_of(key: _Key) -> Program:
     """Return the events of one layer's forward without gradients."""
-    tape = Tape(autocast=False, compute=key.item)
+    tape = Tape(autocast=False, compute=key.item, float16=key.float16)
     tape.saving, tape.part = False, "temporaries"
     regime = Regime(
         autocast=False,
@@ -61,9 +62,12 @@ def ledger_of_inference(plan: Plan, architecture: Architecture) -> Ledger:
     one_layer = 2 * dims["tokens"] * dims["key"] * item
     layers = len(architecture.order)
     base = sum(fixed.values())
+    float16 = plan.dtype == "float16"
     forward = 0
     for layer in architecture.kinds:
-        changes = _forward_of(_Key(layer, kind, plan.double_quantisation, item)).changes(dims)
+        changes = _forward_of(_Key(layer, kind, plan.double_quantisation, item, float16)).changes(
+            dims
+        )
         forward = max(forward, *accumulate(changes))
     # the model's forward holds the embedding's output and the rotary positions all along
     outside = (dims["tokens"] * dims["hidden"] + 2 * dims["sequence"] * dims["head"]) * item

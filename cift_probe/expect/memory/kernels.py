@@ -1,7 +1,8 @@
-"""Which attention kernel each layer runs, as transformers 5.24 and torch 2.13 choose it.
+"""Which attention kernel each layer runs, as transformers 5.17 to 5.24 and torch 2.13 choose it.
 
 transformers/masking_utils.py: without padding and without a window that matters, sdpa is given no
-mask, and keys are repeated for grouped heads only beside a mask (integrations/sdpa_attention.py).
+mask, and keys are repeated for grouped heads beside a mask or where a head is wider than 256
+(integrations/sdpa_attention.py).
 torch then chooses by aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
 """
 
@@ -34,9 +35,10 @@ def choose_kernels(
     dtype = _query_dtype(plan, profile)
 
     def kernel(*, masked: bool) -> str:
-        # a mask comes with repeated keys, but for Falcon's
-        same_heads = not grouped or (masked and shape.model_type not in ALWAYS_MASKED)
+        # a mask and a wide head come with repeated keys (use_gqa_in_sdpa), but for Falcon's
         head = architecture.dims["head"]
+        repeats = (masked or head > FLASH_HEAD) and shape.model_type not in ALWAYS_MASKED
+        same_heads = not grouped or repeats
         return choose_sdpa(dtype, capability, head, same_heads=same_heads, masked=masked)
 
     if shape.model_type in ALWAYS_MASKED or plan.padding or plan.packing:

@@ -67,6 +67,7 @@ class Regime(NamedTuple):
     norm_item: int
     weight_item: int = HALF
     compute: int = HALF
+    float16: bool = False
     packed: str = ""
     double: bool = False
     adapter_item: int = FP32

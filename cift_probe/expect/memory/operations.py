@@ -229,9 +229,11 @@ def linear_8bit(tape: Tape, x: Value, weight: Weight) -> Value:
     if not node.inert:
         tape.keep(x)
     packed = tape.alloc(x.dims, 1, "temporaries")
-    tape.pulse((x.dims, HALF), (x.dims, HALF), (x.dims, 1))  # float16, its size, beyond or not
+    copies = 0 if tape.float16 and x.item == HALF else 1
+    # a copy in float16, its absolute values, and which are beyond the threshold
+    tape.pulse(*[(x.dims, HALF)] * copies, (x.dims, HALF), (x.dims, 1))
     value = tape.new(rows, x.item)
-    tape.pulse((rows, FP32), (rows, HALF))  # sums in int32, then float16
+    tape.pulse((rows, FP32), *[(rows, HALF)] * copies)  # sums in int32, then float16
     tape.release(packed)
     return tape.output(node, value)
 

@@ -54,6 +54,7 @@ class Step:
         tape = Tape(
             autocast=regime.autocast,
             compute=regime.compute,
+            float16=regime.float16,
             keep_gradients=structure.keep_gradients,
         )
         self._tape = tape

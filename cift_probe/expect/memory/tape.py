@@ -87,8 +87,19 @@ class Node:
 class Tape:
     """The recorder; see the module's text."""
 
-    def __init__(self, *, autocast: bool, compute: int = HALF, keep_gradients: bool = True) -> None:
-        """`keep_gradients` False: the gradients exist already and are added to in place."""
+    def __init__(
+        self,
+        *,
+        autocast: bool,
+        compute: int = HALF,
+        float16: bool = False,
+        keep_gradients: bool = True,
+    ) -> None:
+        """Products are of `compute` bytes, `float16` says which 16 bits.
+
+        `keep_gradients` False: the gradients exist already and are added to in place.
+        """
+        self.float16 = float16
         self.autocast = autocast
         self.compute = compute
         self.keep_gradients = keep_gradients

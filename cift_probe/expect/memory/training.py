@@ -79,6 +79,7 @@ def regime_of(
         norm_item=upcast,
         weight_item=weights if architecture.quantisable else upcast,
         compute=item,
+        float16=plan.dtype == "float16",
         packed=plan.quantisation if quantised and architecture.quantisable else "",
         double=plan.double_quantisation,
         adapter_item=adapters_item,
@@ -176,16 +177,51 @@ def standing_of(
     return Standing(parts, stored(trained, item), optimizer.temporaries)
 
 
-def _inputs(plan: Plan, architecture: Architecture, regime: Regime) -> dict[str, int]:
+def _inputs(
+    plan: Plan, architecture: Architecture, regime: Regime, dims: dict[str, int]
+) -> dict[str, int]:
     """Return the batch and what the model derives from it for all layers."""
     tokens = plan.sequence_length * plan.batch_size
     rotary = 2 * plan.sequence_length * architecture.dims["head"] * regime.norm_item
     found = {"inputs": 3 * tokens * 8, "rotary positions": rotary}
-    if architecture.kinds[0].kernel == "eager":
-        # masking_utils.py eager_mask: one for all layers, one more where some have windows
-        masks = 2 if any(architecture.windowed) else 1
-        found["attention masks"] = masks * tokens * plan.sequence_length * regime.norm_item
+    found["attention masks"] = _num_masks(plan, architecture) * _mask(architecture, regime, dims)
     return found
+
+
+def _mask(architecture: Architecture, regime: Regime, dims: dict[str, int]) -> int:
+    """Return the bytes of one mask: numbers for eager attention, booleans for sdpa."""
+    item = regime.norm_item if architecture.kinds[0].kernel == "eager" else 1
+    return dims["batch"] * dims["sequence"] ** 2 * item
+
+
+def _outside(standing: Standing, kept: int, held: int) -> dict[str, int]:
+    """Return the bytes of the instants around forward and backward.
+
+    `kept` bytes the graph holds until it goes, `held` of them also where the loop keeps its loss.
+    """
+    between = sum(standing.parts.values())
+    updated = between + standing.gradients
+    return {
+        BETWEEN: between + held,
+        CLIPPING: updated + kept,
+        OPTIMIZER: updated + standing.temporaries + held,
+        END: updated + held,
+    }
+
+
+def _making_masks(plan: Plan, masks: int, dims: dict[str, int]) -> int:
+    """Return what masking_utils.py holds beside the masks while it makes them, as traced."""
+    if not masks:
+        return 0
+    return dims["sequence"] ** 2 * (1 if plan.padding else 2)
+
+
+def _num_masks(plan: Plan, architecture: Architecture) -> int:
+    """Return how many masks live through the step: masking_utils.py makes one for each pattern."""
+    windows = any(architecture.windowed)
+    if architecture.kinds[0].kernel == "eager" or plan.padding or plan.packing:
+        return 2 if windows and not all(architecture.windowed) else 1
+    return 1 if any(layer.masked for layer in architecture.kinds) else 0
 
 
 def ledger_of(plan: Plan, profile: Profile, architecture: Architecture) -> Ledger:
@@ -197,31 +233,29 @@ def ledger_of(plan: Plan, profile: Profile, architecture: Architecture) -> Ledge
     step = compile_step(structure_of(plan, profile, architecture, regime))
     dims = dimensions(plan, architecture)
     standing = standing_of(plan, profile, architecture, regime)
-    fixed = standing.parts | _inputs(plan, architecture, regime)
+    fixed = standing.parts | _inputs(plan, architecture, regime, dims)
     if plan.gradient_accumulation > 1:
         fixed["gradients"] = standing.gradients
     walk = step.walk(dims, architecture.order, sum(fixed.values()))
     last_graph = _last_graph(plan, dims, regime) + walk.kept if profile.keeps_graph else 0
-    between = sum(standing.parts.values())
-    updated = between + standing.gradients
+    making = _making_masks(plan, fixed["attention masks"], dims)
+    walk.peaks[EMBEDDING] += making
     held = walk.kept if profile.keeps_graph else 0
-    peaks = walk.peaks | {
-        BETWEEN: between + held,
-        CLIPPING: updated + walk.kept,
-        OPTIMIZER: updated + standing.temporaries + held,
-        END: updated + held,
-    }
+    peaks = walk.peaks | _outside(standing, walk.kept, held)
     peaks = {n: size + (last_graph if n in HOLDS_LAST_GRAPH else 0) for n, size in peaks.items()}
     instant = max(peaks, key=lambda name: peaks[name])
     if instant in walk.peaks:
         parts = fixed | _merge(fixed, walk.parts(instant))
     else:
-        parts = standing.parts | {"gradients": standing.gradients}
+        gradients = 0 if instant == BETWEEN else standing.gradients
+        parts = standing.parts | {"gradients": gradients}
+    if instant == EMBEDDING:
+        parts["temporaries"] = parts.get("temporaries", 0) + making
     parts["graph of the last step"] = last_graph if instant in HOLDS_LAST_GRAPH else 0
     if instant == OPTIMIZER:
         parts["temporaries"] = standing.temporaries
     if instant not in walk.peaks:
-        parts[KEPT] = peaks[instant] - sum(parts.values())
+        parts[KEPT] = walk.kept if instant == CLIPPING else held
     found = {name: size for name, size in parts.items() if size}
     return Ledger(peaks, instant, found, walk.largest)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TypeAlias
 
 Version: TypeAlias = tuple[int, int]
@@ -11,10 +12,10 @@ EAGER_SINCE = {"gemma2": (5, 21)}
 
 
 def parse_version(text: str) -> Version:
-    """Return major and minor release; raises ValueError for what is none.
+    """Return major and minor release; what cannot be read counts as the version that was read.
 
-    >>> parse_version("5.17.0.dev0")
-    (5, 17)
+    >>> parse_version("5.17.0.dev0"), parse_version("5"), parse_version("?")
+    ((5, 17), (5, 0), (5, 24))
     """
-    major, minor = text.split(".")[:2]
-    return int(major), int(minor)
+    found = re.match(r"(\d+)(?:\.(\d+))?", text)
+    return (int(found[1]), int(found[2] or 0)) if found else READ

@@ -140,10 +140,9 @@ class _NoGuard:
         """Switch back from nowhere."""
 
 
-def _describe(torch: Any, gpu: FakeGpu) -> None:
-    """Let `torch.cuda` speak of the card as if it were there."""
+def _properties(gpu: FakeGpu) -> SimpleNamespace:
     major, minor = gpu.capability
-    properties = SimpleNamespace(
+    return SimpleNamespace(
         name=gpu.name,
         major=major,
         minor=minor,
@@ -152,12 +151,16 @@ def _describe(torch: Any, gpu: FakeGpu) -> None:
         is_integrated=0,
         gcnArchName="",
     )
+
+
+def _describe(torch: Any, gpu: FakeGpu) -> None:
+    """Let `torch.cuda` speak of the card as if it were there."""
     answers = {
         "is_available": True,
         "device_count": 1,
         "current_device": 0,
         "set_device": None,
-        "get_device_properties": properties,
+        "get_device_properties": _properties(gpu),
         "get_device_capability": gpu.capability,
         "get_device_name": gpu.name,
         "is_initialized": False,

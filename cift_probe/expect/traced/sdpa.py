@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-_MAX_FLASH_HEAD = 256  # check_head_dim_size_flash
-_AMPERE = (8, 0)  # check_flash_attention_hardware; less_than_sm80_mem_efficient_dtypes
-_HALVES = (torch.bfloat16, torch.float16)
-_CARD = {"capability": _AMPERE}
+from cift_probe.expect.memory.kernels import choose_sdpa
+
+_NO_KERNEL = 1 << 16  # heads of several widths: too wide for flash attention
+_CARD = {"capability": (9, 0)}
 _real = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -30,23 +30,15 @@ def use_capability(capability: tuple[int, int]) -> None:
 
 def choose(query: Any, key: Any, value: Any, mask: Any, *, enable_gqa: bool) -> str:
     """Return "flash", "efficient" or "math" for tensors of (batch, heads, sequence, head)."""
-    half = query.dtype in _HALVES
-    ampere = _CARD["capability"] >= _AMPERE
     same_heads = query.shape[1] == key.shape[1] == value.shape[1]
-    head = query.shape[-1]
-    if (
-        mask is None
-        and half
-        and ampere
-        and (same_heads or enable_gqa)
-        and head == key.shape[-1] == value.shape[-1] <= _MAX_FLASH_HEAD
-    ):
-        return "flash"
-    # grouped heads are compiled out of the memory-efficient kernel
-    supported = ampere or query.dtype != torch.bfloat16
-    if same_heads and supported and head == key.shape[-1]:
-        return "efficient"
-    return "math"
+    widths = {tensor.shape[-1] for tensor in (query, key, value)}
+    head = max(widths) if len(widths) == 1 else _NO_KERNEL
+    dtype = str(query.dtype).removeprefix("torch.")
+    if not same_heads and not enable_gqa:
+        return "math"
+    return choose_sdpa(
+        dtype, _CARD["capability"], head, same_heads=same_heads, masked=mask is not None
+    )
 
 
 def _attention(  # noqa: PLR0917 - torch's signature
