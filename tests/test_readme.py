@@ -50,6 +50,14 @@ def test_an_estimate_answers_as_printed(tmp_path: Path, command: str) -> None:
         assert session.text.splitlines()[0] in README
 
 
+def test_a_log_is_diagnosed(tmp_path: Path) -> None:
+    assert "cift diagnose train.log" in COMMANDS
+    (tmp_path / "train.log").write_text("RuntimeError: CUDA error: invalid device ordinal\n")
+    session = run_cift(tmp_path, "diagnose", "train.log")
+    assert session.code == 0
+    assert "device_index_mismatch" in session.text
+
+
 def test_the_plan_is_a_plan() -> None:
     assert parse_plan(plan_of_the_readme(), "README.md", "my-plan").sequence_length == 4096
 
