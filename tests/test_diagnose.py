@@ -17,6 +17,10 @@ from cift_probe.diagnose import Diagnosis, architecture, diagnose, log, memory
 from cift_probe.diagnose.diagnosis import read_kinds
 from cift_probe.diagnose.signs import SIGNS
 
+# the same examples in every run, and nothing kept in the folder
+settings.register_profile("cift", derandomize=True, database=None, deadline=None)
+settings.load_profile("cift")
+
 DATA = Path(__file__).parent / "data"
 # collected from public reports; each record names its thread
 REAL = [json.loads(line) for line in (DATA / "error_texts.jsonl").read_text().splitlines()]
@@ -116,7 +120,6 @@ def test_no_bytes_break_it(content: bytes) -> None:
 
 
 @given(st.data())
-@settings(deadline=None)
 def test_a_text_that_is_cut_or_interleaved_breaks_nothing(data: st.DataObject) -> None:
     """What is left of a message names its kind or none, and other lines do not hide it."""
     text = data.draw(st.sampled_from([text for _, text in OWN_TEXTS]))

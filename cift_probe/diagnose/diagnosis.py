@@ -110,10 +110,11 @@ def _kinds_of(text: str, window: str) -> Iterator[tuple[str, int]]:
 
 def _match(sign: Sign, text: str, window: str) -> str:
     """Return the text from where a sign begins in this line, or nothing."""
-    found = sign.pattern.search(text if sign.one_line else window)
+    scope = window if sign.runs_on else text
+    found = sign.pattern.search(scope)
     if found is None or found.start() > len(text):
         return ""
-    if sign.unless is not None and sign.unless.search(window):
+    if sign.unless is not None and sign.unless.search(scope):
         return ""
     return window[found.start() :] or found.group()
 

@@ -1,6 +1,6 @@
 """The signs of every kind of failure in a text, old and new wordings.
 
-A sign begins in a line and may run on over the next ones, since messages are broken anywhere.
+A sign stands in one line; where messages are long, it may run on over the next ones.
 `triggers` are lower-case words of which one is in every text that the pattern can match: what has
 none is not looked at. Gaps are bounded, so that no text makes a pattern slow. One table, longer
 than other modules: what tells look-alikes apart is best read side by side.
@@ -26,7 +26,7 @@ class Sign(NamedTuple):
     pattern: re.Pattern[str]
     unless: re.Pattern[str] | None = None
     decide: Callable[[str], str] | None = None
-    one_line: bool = False
+    runs_on: bool = False
 
 
 SIGNS: list[Sign] = []
@@ -40,7 +40,7 @@ def _sign(
     *,
     unless: str = "",
     decide: Callable[[str], str] | None = None,
-    one_line: bool = False,
+    runs_on: bool = False,
 ) -> None:
     """Register a sign; `triggers` are separated by "|"."""
     SIGNS.append(
@@ -51,7 +51,7 @@ def _sign(
             re.compile(pattern, re.IGNORECASE),
             re.compile(unless, re.IGNORECASE) if unless else None,
             decide,
-            one_line,
+            runs_on,
         )
     )
 
@@ -61,7 +61,7 @@ def _oom(text: str) -> str:
 
 
 _LIBRARY = (
-    r"bitsandbytes|pythonInterface|csrc/ops|xformers|flash_attn|cudnn|rocblas|exllama|deepspeed"
+    r"bitsandbytes|pythonInterface|\bops\.(?:cu|hip)\b|xformers|flash_attn|cudnn|rocblas|exllama"
 )
 
 # driver and CUDA start-up
@@ -72,6 +72,7 @@ _sign(
     r"NVIDIA driver on your system is too old|CUDA driver version is insufficient"
     r"|cudaErrorInsufficientDriver|PTX was compiled with an unsupported toolchain"
     r"|CUDA_ERROR_UNSUPPORTED_PTX_VERSION|unsatisfied condition: cuda ?>=",
+    runs_on=True,
 )
 _sign(
     "forward_compat_unsupported",
@@ -87,6 +88,7 @@ _sign(
     r"\bError 802\b|system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY"
     r"|fabric ?manager.{0,60}(?:fail|mismatch|not running|not match|inactive|does not)"
     r"|Fabric.{0,80}State *: *In Progress",
+    runs_on=True,
 )
 _sign(
     "uvm_broken_after_suspend",
@@ -117,12 +119,14 @@ _sign(
     r"(?:with CUDA capability sm_\d+ is not compatible with"
     r"|which is of cuda capability \d+\.\d).{0,200}",
     decide=architecture.decide,
+    runs_on=True,
 )
 _sign(
     "library_arch_missing",
     NAMES_IT,
-    "no kernel image|arch_mismatch|nokernelimage|tensilelibrary|no_binary_for_gpu",
-    r"no kernel image is available for execution on the device.{0,200}(?:" + _LIBRARY + ")"
+    "no kernel image|arch_mismatch|invalid device function|tensilelibrary",
+    r"(?:no kernel image is available for execution|invalid device function).{0,200}"
+    r"(?:" + _LIBRARY + ")"
     r"|CUDNN_STATUS_(?:NOT_SUPPORTED_)?ARCH_MISMATCH"
     r"|Cannot read .{0,200}TensileLibrary",
 )
@@ -182,6 +186,7 @@ _sign(
     r"|undefined symbol.{0,120}(?:torchvision|torchaudio|xformers)"
     r"|(?:torchvision|torchaudio|xformers)\S{0,120}: undefined symbol"
     r"|PyTorch and torchvision (?:were|have been) compiled with different CUDA",
+    runs_on=True,
 )
 _sign(
     "flash_attn_abi_mismatch",
@@ -263,6 +268,7 @@ _sign(
     "padding-free|padding_free|packing",
     r"(?:padding[-_]free|packing).{0,160}(?:attention implementation is not|flash.{0,40}(?:variant"
     r"|only implementation|recommended|supported)|contaminat)",
+    runs_on=True,
 )
 _sign(
     "triton_ptxas_too_old",
@@ -288,6 +294,12 @@ _sign(
 
 # number formats, gradients, adapters, labels
 _sign(
+    "triton_gpu_too_old",
+    LIKELY,
+    "llvm error",
+    r"LLVM ERROR: Cannot select: intrinsic %llvm\.nvvm",
+)
+_sign(
     "bf16_unsupported",
     NAMES_IT,
     "support bf16|support bfloat16|_16bf|bfloat16 is |'.bf16'|bf16 is|bf16 mixed|bfloat16' |"
@@ -309,7 +321,7 @@ _sign(
     LIKELY,
     ": nan|:nan|=nan|= nan|'nan|\"nan|: inf|=inf|= inf|: -inf|gradient overflow|overflow! "
     "|contains either|is nan|are nan|became nan|is inf|are inf|became inf",
-    r"['\"]?(?:loss|grad_norm)['\"]?\s?[:=]\s?['\"]?(?:nan|-?inf)\b"
+    r"(?<![a-z_])(?:train_)?(?:loss|grad_norm)['\"]?\s?[:=]\s?['\"]?(?:nan|-?inf)\b"
     r"|Gradient overflow\. +Skipping step|probability tensor contains either `?inf`?"
     r"|OVERFLOW! .{0,40}Skipping step|(?:loss|gradient)s? (?:is|are|became) (?:nan|inf)\b",
 )
@@ -338,6 +350,7 @@ _sign(
     "target modules|target_modules|no modules were targeted",
     r"Target modules .{0,400}not found in the base model|No modules were targeted for adaptation"
     r"|target_modules.{0,200}(?:not found|no matching|did not match)",
+    runs_on=True,
 )
 _sign(
     "tied_embeddings_broken",
@@ -353,6 +366,7 @@ _sign(
     "embed_tokens|save_embedding_layers|lm_head",
     r"size mismatch for \S{0,120}(?:embed_tokens|lm_head)"
     r"|save_embedding_layers.{0,80}(?:is False|not saved|set to)",
+    runs_on=True,
 )
 _sign(
     "labels_all_masked",
@@ -362,6 +376,14 @@ _sign(
     r"all (?:the )?labels .{0,40}(?:are|were|is) (?:-100|masked|ignored)"
     r"|Could not find response (?:key|template).{0,400}ignored in loss"
     r"|This instance will be ignored in loss calculation|no (?:valid|supervised) (?:labels|tokens)",
+    runs_on=True,
+)
+
+_sign(
+    "labels_all_masked",
+    LIKELY,
+    "eval_loss",
+    r"eval_loss['\"]?\s?[:=]\s?['\"]?nan\b",
 )
 
 # device memory
@@ -371,12 +393,14 @@ _sign(
     "out of memory. tried to allocate",
     r"(?:CUDA|HIP|XPU|MPS)? ?(?:backend )?out of memory\. ?Tried to allocate",
     decide=_oom,
+    runs_on=True,
 )
 _sign(
     "gpu_oom_nvml_assert",
     NAMES_IT,
     "nvml_success",
     r"NVML_SUCCESS ?== ?.{1,120}INTERNAL ASSERT FAILED.{0,80}CUDACachingAllocator",
+    runs_on=True,
 )
 _sign(
     "expandable_segments_unsupported",
@@ -392,6 +416,7 @@ _sign(
     r"(?:CUDA|HIP|cuda runtime|CUDA driver) error:? ?(?:\(2\) ?: ?)?out of memory"
     r"|CUDA_ERROR_OUT_OF_MEMORY|hipErrorOutOfMemory|cudaErrorMemoryAllocation",
     unless=r"Tried to allocate",
+    runs_on=True,
 )
 _sign(
     "gpu_oom",
@@ -400,6 +425,7 @@ _sign(
     r"OutOfMemoryError: (?:CUDA|HIP) out of memory\.?(?! ?Tried)"
     r"|(?:CUDA|HIP) out of memory\.(?! ?Tried)",
     unless=r"Tried to allocate",
+    runs_on=True,
 )
 _sign(
     "cublas_alloc_failed",
@@ -449,7 +475,7 @@ _sign(
     r"|(?:killed|terminated) by signal (?:9|SIGKILL)|died with <Signals\.SIGKILL"
     r"|exitcode *: *-9\b|Signal 9 \(SIGKILL\)",
 )
-_sign("host_oom_killer", LIKELY, "killed", r"(?:^|[\]%s\s|])Killed\s*$", one_line=True)
+_sign("host_oom_killer", LIKELY, "killed", r"(?:^|[\]%s\s|])Killed\s*$")
 _sign(
     "host_oom_alloc",
     NAMES_IT,
@@ -492,6 +518,13 @@ _sign(
     NAMES_IT,
     "insufficient permission",
     r"\[?Insufficient Permissions?\]?|NVML_ERROR_NO_PERMISSION|NVMLError_NoPermission",
+)
+_sign(
+    "nvml_field_unsupported",
+    ASIDE,
+    "[n/a]|[not supported]|: n/a",
+    r"\[(?:N/A|Not Supported)\]|^[\w .()/-]{3,40}: (?:N/A|Not Supported)$",
+    unless=r"compute[_ ]cap",
 )
 _sign(
     "device_index_mismatch",
