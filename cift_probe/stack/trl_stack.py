@@ -167,9 +167,27 @@ def build_trainer(
     Logs every step and keeps NaN in the log. Saves no checkpoint and reports to no service.
     """
     from transformers import PrinterCallback
-    from trl import SFTConfig, SFTTrainer
+    from trl import SFTTrainer
 
-    config = SFTConfig(
+    trainer = SFTTrainer(
+        model=model,
+        args=_config(settings),
+        train_dataset=dataset,
+        processing_class=tokenizer,
+        peft_config=peft_config,
+        callbacks=list(callbacks),
+        optimizer_cls_and_kwargs=optimizer,
+    )
+    trainer.remove_callback(PrinterCallback)  # it prints to stdout, which is the caller's
+    if settings.precision == "float16":  # TRL stores adapters of a quantised model in bfloat16
+        widen_trained(trainer.model)
+    return trainer
+
+
+def _config(settings: TrainerSettings) -> Any:
+    from trl import SFTConfig
+
+    return SFTConfig(
         output_dir=settings.output_dir,
         max_steps=settings.max_steps,
         learning_rate=settings.learning_rate,
@@ -184,19 +202,6 @@ def build_trainer(
         disable_tqdm=True,
         **settings.options,
     )
-    trainer = SFTTrainer(
-        model=model,
-        args=config,
-        train_dataset=dataset,
-        processing_class=tokenizer,
-        peft_config=peft_config,
-        callbacks=list(callbacks),
-        optimizer_cls_and_kwargs=optimizer,
-    )
-    trainer.remove_callback(PrinterCallback)  # it prints to stdout, which is the caller's
-    if settings.precision == "float16":  # TRL stores adapters of a quantised model in bfloat16
-        widen_trained(trainer.model)
-    return trainer
 
 
 def widen_trained(model: Any) -> None:
