@@ -85,7 +85,8 @@ class ModelShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return a size that the configuration must have; raises ModelError without it."""
         found = self._find(name)
         if isinstance(found, bool) or not isinstance(found, int) or not 0 < found < _MAX_COUNT:
-            message = f"{self.source}: {name} = {str(found)[:40]} is no positive whole number"
+            shown = repr(found)[:40]
+            message = f"{self.source}: {name} = {shown} is no whole number of 1 to {_MAX_COUNT - 1}"
             raise ModelError(message)
         return found
 

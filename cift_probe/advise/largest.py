@@ -21,7 +21,8 @@ _LONGEST = {"seq": 1 << 20, "batch": 1 << 12}
 def find_largest(plan: Plan, card: str, device: Device, dimension: Dimension) -> Fit | None:
     """Return the answer for the largest plan that fits; None when not even the smallest does.
 
-    More tokens never need less memory, so the bound is found by bisection.
+    Found by bisection: more tokens need more memory, but for a step where a longer sequence leaves
+    a model's window and runs another attention kernel; there a still longer one may fit.
     """
     step = _STEP[dimension]
     limit = _LONGEST[dimension]

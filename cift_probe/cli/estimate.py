@@ -73,7 +73,12 @@ def parser(kind: type[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     add("--vram", action="append", default=[], metavar="SIZE", help="or its memory, as 24GiB")
     tiers = ("formula", "traced", "sliced", "measured")
     add("--tier", choices=tiers, default="formula", help="how the numbers are obtained")
-    add("--max", choices=("seq", "batch"), dest="largest", help="the largest that fits")
+    add(
+        "--max",
+        choices=("seq", "batch"),
+        dest="largest",
+        help="the largest that fits; sequences by 64",
+    )
     add("--explain", action="store_true", help="list the tensors at the peak (tier traced)")
     add("--json", action="store_true", help="one JSON object, or a list of several")
     return made
