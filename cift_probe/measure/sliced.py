@@ -112,7 +112,9 @@ def measure_sliced(task: Task) -> dict[str, Evidence]:
     full_depth = load_model(plan.model).num_hidden_layers
     slices: dict[int, Slice] = {}
     with HostWatch(_LOOK_S) as host:
+        copy = bytearray(b"1") * _HOST_BYTES if task.fault == "host_copy" else None
         failed = _measure_slices(plan, task, slices)
+    del copy
     if failed:
         return failed
     seen = evidence_of(slices, full_depth)
@@ -129,7 +131,6 @@ def measure_sliced(task: Task) -> dict[str, Evidence]:
 def _measure_slices(plan: Plan, task: Task, slices: dict[int, Slice]) -> dict[str, Evidence]:
     """Fill in the slices of a plan; returns what is to be said where one fails."""
     shape = load_model(plan.model)
-    copy = bytearray(b"1") * _HOST_BYTES if task.fault == "host_copy" else None
     for depth in depths_of(shape.num_hidden_layers, *read_period(shape), NUM_PERIODS):
         try:
             slices[depth] = measure_slice(plan, depth, task)
@@ -139,7 +140,6 @@ def _measure_slices(plan: Plan, task: Task, slices: dict[int, Slice]) -> dict[st
             if not is_out_of_memory(error):
                 raise
             return out_of_memory(depth, error)
-    del copy
     return {}
 
 
