@@ -165,7 +165,7 @@ def test_a_wrong_call_is_refused_in_one_line(
         ("", "is no JSON"),
         ("[]", "is no JSON object"),
         ("{}", "has no model_type"),
-        ('{"model_type": "llama"}', "num_hidden_layers = None is no whole number"),
+        ('{"model_type": "llama"}', "num_hidden_layers is missing"),
         (
             '{"model_type": "llama", "num_hidden_layers": -1}',
             "num_hidden_layers = -1 is no whole number",
@@ -204,7 +204,7 @@ GOOD = {
         ({"vocab_size": True}, "vocab_size = True"),
         ({"sliding_window": "a"}, "sliding_window = 'a'"),
         ({"tie_word_embeddings": "yes"}, "neither true nor false"),
-        ({"layer_types": 5}, "layer_types is no list of 2 entries"),
+        ({"layer_types": 5}, "layer_types = 5 is no list"),
         ({"quantization_config": {"quant_method": "gptq"}}, "stored in gptq"),
         ({"model_type": 5}, "has no model_type"),
     ],

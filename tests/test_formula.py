@@ -40,6 +40,14 @@ SMALL = ModelShape(
     "made up",
 )
 
+MIXED = {
+    "model_type": "qwen3_moe",
+    "moe_intermediate_size": 512,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 512}
+
 
 def plan_of(method: str = "qlora", **facts: Any) -> Plan:
     quantised = method == "qlora"
@@ -218,7 +226,11 @@ def test_experts_stay_unquantised() -> None:
         ({"attention": "flash_attention_2"}, {}, "flash_attention_2"),
         ({"targets": "c_attn"}, {}, "c_attn"),
         ({"targets": ("q_proj", "c_attn")}, {}, "c_attn"),
-        ({}, {"model_type": "qwen3_moe", "decoder_sparse_step": 2}, "dense layers"),
+        ({}, {**MIXED, "decoder_sparse_step": 2}, "dense layers"),
+        ({}, {**MIXED, "mlp_only_layers": [1]}, "dense layers"),
+        ({}, {"hidden_act": "relu"}, "hidden_act 'relu'"),
+        ({}, {"model_type": "qwen2", **WINDOWS, "layer_types": ["linear"] * 4}, "type 'linear'"),
+        ({}, {"model_type": "smollm3", **WINDOWS}, "windows beside"),
         ({}, {"model_type": "falcon", "alibi": True}, "Falcon-7B"),
     ],
 )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from cift_probe.evidence import Unknown
 from cift_probe.expect.estimate import Estimate, about_outliers
-from cift_probe.expect.memory.architectures import UnknownArchitectureError, describe
+from cift_probe.expect.memory.anatomy import UnknownArchitectureError
+from cift_probe.expect.memory.architectures import describe
 from cift_probe.expect.memory.inference import ledger_of_inference
 from cift_probe.expect.memory.kernels import choose_kernels
 from cift_probe.expect.memory.litgpt import as_litgpt

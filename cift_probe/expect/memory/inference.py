@@ -12,7 +12,7 @@ from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
 
-from cift_probe.expect.memory.architectures import Architecture
+from cift_probe.expect.memory.anatomy import Architecture
 from cift_probe.expect.memory.inventory import packed, parameters, stored
 from cift_probe.expect.memory.layers import HIDDEN, Forward, Layer, Regime
 from cift_probe.expect.memory.tape import FP32, HALF, Program, Tape

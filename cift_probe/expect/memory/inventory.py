@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from cift_probe.expect.memory.architectures import Architecture, Projection
+from cift_probe.expect.memory.anatomy import Architecture, Projection
 from cift_probe.expect.memory.tape import BLOCK_BYTES, FP32
 
 BLOCK = 64

@@ -8,7 +8,7 @@ torch then chooses by aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
 
 from __future__ import annotations
 
-from cift_probe.expect.memory.architectures import Architecture
+from cift_probe.expect.memory.anatomy import Architecture
 from cift_probe.expect.memory.profiles import Profile
 from cift_probe.expect.memory.versions import EAGER_SINCE, Version
 from cift_probe.models import ModelShape
@@ -44,7 +44,7 @@ def choose_kernels(
     if shape.model_type in ALWAYS_MASKED or plan.padding or plan.packing:
         return _all(architecture, kernel(masked=True), masked=True)
     plain = _all(architecture, kernel(masked=False), masked=False)
-    if not (architecture.window and plan.sequence_length > architecture.window):
+    if not (architecture.window and plan.sequence_length >= architecture.window):
         return plain
     one = plain.kinds[0]
     kinds = (one._replace(kernel=kernel(masked=True), masked=True), one)

@@ -279,10 +279,30 @@ class Forward:
         return self._gated(x)
 
     def activate(self, x: Value) -> Value:
-        """Apply the activation; only the formula of GELU in Python has temporaries."""
+        """Apply the activation; only the formulas of GELU in Python have temporaries."""
         if self.layer.activation == "gelu_new":
             return self._gelu_new(x)
+        if self.layer.activation == "gelu_fast":
+            return self._gelu_fast(x)
         return pointwise(self.tape, x, saves=True)
+
+    def _gelu_fast(self, x: Value) -> Value:
+        """`FastGELUActivation`: `0.5 * x * (1 + tanh(x * c * (1 + 0.044715 * x * x)))`.
+
+        transformers/activations.py; evaluated from left to right, every product saved.
+        """
+        tape = self.tape
+        half, scaled, small = (pointwise(tape, x) for _ in range(3))
+        square = multiply(tape, small, x)
+        tape.drop(small)
+        wide = self._replaced(square, pointwise(tape, square))
+        inner = multiply(tape, scaled, wide)
+        tape.drop(scaled, wide)
+        tanh = self._replaced(inner, pointwise(tape, inner, saves_output=True))
+        one = self._replaced(tanh, pointwise(tape, tanh))
+        result = multiply(tape, half, one)
+        tape.drop(half, one)
+        return result
 
     def _gelu_new(self, x: Value) -> Value:
         """`NewGELUActivation`: `0.5 * x * (1 + tanh(c * (x + 0.044715 * x ** 3)))`.

@@ -6,7 +6,7 @@ of each head is concatenated with the rest; embedding and head are separate tens
 
 from __future__ import annotations
 
-from cift_probe.expect.memory.architectures import Architecture, Projection
+from cift_probe.expect.memory.anatomy import Architecture, Projection
 from cift_probe.expect.memory.layers import Layer
 
 

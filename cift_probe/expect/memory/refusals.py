@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from cift_probe.expect.memory.architectures import (
-    Architecture,
-    UnknownArchitectureError,
-    describe,
-)
+from cift_probe.expect.memory.anatomy import Architecture, UnknownArchitectureError
+from cift_probe.expect.memory.architectures import describe
 from cift_probe.expect.memory.training import adapted_roles
 from cift_probe.models import ModelError, ModelShape
 from cift_probe.plan import OPTIMIZERS, Plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cift_probe.expect.memory.architectures import Architecture
+from cift_probe.expect.memory.anatomy import Architecture
 from cift_probe.expect.memory.experts import EXPERTS
 from cift_probe.expect.memory.inventory import Tensor, adapters, packed, parameters, stored
 from cift_probe.expect.memory.layers import Regime

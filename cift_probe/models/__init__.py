@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import re
 from functools import cache
 from pathlib import Path
@@ -18,33 +17,13 @@ from typing import Any
 import msgspec
 
 from cift_probe.data import read_rows
+from cift_probe.models import families
+from cift_probe.models.families import NEEDED, FieldError
 
 MODELS = "models.toml"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _MAX_FILE_BYTES = 4 << 20
-_MAX_COUNT = 1 << 28  # far above every size that a model has
-_TIMEOUT_S = 10.0
-_NEEDED = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
-# sizes that a configuration may leave out, but not fill with anything else
-_SIZES = (
-    "intermediate_size",
-    "moe_intermediate_size",
-    "num_key_value_heads",
-    "head_dim",
-    "num_experts",
-    "num_local_experts",
-    "num_experts_per_tok",
-    "sliding_window",
-    "max_position_embeddings",
-)
-_FLAGS = ("tie_word_embeddings", "attention_bias", "use_sliding_window")
-# older families write these names; transformers maps them in each config's `attribute_map`
-_OLDER_NAMES = {
-    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
-    "hidden_size": ("n_embd", "d_model"),
-    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
-    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length"),
-}
+_MAX_SHOWN = 80
 
 
 class ModelError(ValueError):
@@ -78,23 +57,28 @@ class ModelShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def max_position_embeddings(self) -> int | None:
         """The longest sequence in tokens; None where the configuration sets no limit."""
-        found = self._find("max_position_embeddings")
+        found = families.read_field(self.config, "max_position_embeddings")
         return found if isinstance(found, int) and found > 0 else None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Every field of the model's family, what the file leaves out filled in; raises ModelError.
+
+        Empty for a family that `data/families.toml` does not have.
+        """
+        try:
+            return families.complete(self.config)
+        except FieldError as error:
+            message = f"{self.source}: {error}"
+            raise ModelError(message) from error
 
     def count(self, name: str) -> int:
         """Return a size that the configuration must have; raises ModelError without it."""
-        found = self._find(name)
-        if isinstance(found, bool) or not isinstance(found, int) or not 0 < found < _MAX_COUNT:
-            shown = repr(found)[:40]
-            message = f"{self.source}: {name} = {shown} is no whole number of 1 to {_MAX_COUNT - 1}"
-            raise ModelError(message)
-        return found
-
-    def _find(self, name: str) -> Any:
-        for key in (name, *_OLDER_NAMES.get(name, ())):
-            if self.config.get(key) is not None:
-                return self.config[key]
-        return None
+        try:
+            return int(families.checked(name, families.read_field(self.config, name)))
+        except FieldError as error:
+            message = f"{self.source}: {error}"
+            raise ModelError(message) from error
 
 
 def load_model(name: str) -> ModelShape:
@@ -108,14 +92,15 @@ def load_model(name: str) -> ModelShape:
     for row in rows.values():
         if row.hub_id and row.hub_id.lower() == name.lower():
             return row
-    path = Path(name or "?").expanduser()  # an empty name is the current folder to a path
-    if path.name == "config.json" or path.exists():
-        return _load_file(path / "config.json" if path.is_dir() else path)
+    path = _place_of(name)
+    if path is not None:
+        return _load_file(path)
     if _HUB_ID.fullmatch(name):
         return _load_from_hub(name)
     close = difflib.get_close_matches(name, sorted(rows), n=3, cutoff=0.4)
     hint = f"; did you mean {' or '.join(close)}?" if close else f"; there are {', '.join(rows)}."
-    message = f"{name[:80]!r} is no model of data/{MODELS}{hint} Or name a config.json or Hub id"
+    shown = repr(name[:_MAX_SHOWN])
+    message = f"{shown} is no model of data/{MODELS}{hint} Or name a config.json or Hub id"
     raise ModelError(message)
 
 
@@ -153,34 +138,36 @@ def parse_config(content: bytes, place: str) -> ModelShape:
 
 def _check(shape: ModelShape) -> None:
     """Raise ModelError for a field that no model can have, naming field and value."""
-    for field in (*_NEEDED, *(name for name in _SIZES if shape.config.get(name) is not None)):
+    for field in NEEDED:
         shape.count(field)
-    for field in _FLAGS:
-        value = shape.config.get(field)
-        if value is not None and not isinstance(value, bool):
-            message = f"{shape.source}: {field} = {str(value)[:40]} is neither true nor false"
-            raise ModelError(message)
+    fields = shape.fields
     heads, hidden = shape.count("num_attention_heads"), shape.count("hidden_size")
-    groups = shape.config.get("num_key_value_heads") or heads
-    if heads % groups or (shape.config.get("head_dim") is None and hidden % heads):
+    groups = fields.get("num_key_value_heads") or heads
+    if heads % groups or (fields and fields.get("head_dim") is None and hidden % heads):
         message = (
             f"{shape.source}: {heads} attention heads go neither into {groups} key-value heads "
             f"nor into a hidden size of {hidden}"
         )
         raise ModelError(message)
-    types = shape.config.get("layer_types")
-    layers = shape.num_hidden_layers
-    if types is not None and (not isinstance(types, list) or len(types) != layers):
-        message = f"{shape.source}: layer_types is no list of {layers} entries"
-        raise ModelError(message)
     stored = shape.config.get("quantization_config")
     how = stored.get("quant_method") if isinstance(stored, dict) else stored
-    if how not in {None, "bitsandbytes"}:
+    if how not in (None, "bitsandbytes"):
         message = (
             f"{shape.source}: its weights are stored in {str(how)[:40]}, which no tier models; "
             "name the model that it was made from"
         )
         raise ModelError(message)
+
+
+def _place_of(name: str) -> Path | None:
+    """Return the config.json that a name stands for; None where it is no place of this machine."""
+    try:
+        path = Path(name or "?").expanduser()  # an empty name is the current folder to a path
+        if path.is_dir():
+            return path / "config.json"
+        return path if path.name == "config.json" or path.exists() else None
+    except (OSError, RuntimeError, ValueError):  # too long, of no user, with a null byte
+        return None
 
 
 def _load_file(path: Path) -> ModelShape:
@@ -195,44 +182,13 @@ def _load_file(path: Path) -> ModelShape:
 
 
 def _load_from_hub(name: str) -> ModelShape:
-    import urllib.error  # 50 ms of start-up that only a look at the Hub needs
-    import urllib.request
+    from cift_probe.models import hub  # 50 ms of start-up that only a look at the Hub needs
 
-    cached = _cached(name)
+    cached = hub.find_cached(name)
     if cached is not None:
         return _load_file(cached)
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
-        message = f"{name}: is not in the local cache, and HF_HUB_OFFLINE forbids the network"
-        raise ModelError(message)
-    base = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
-    address = f"{base}/{name}/resolve/main/config.json"
-    if not base.startswith(("https://", "http://")):
-        message = f"HF_ENDPOINT = {base[:80]!r} is no http address"
-        raise ModelError(message)
-    request = urllib.request.Request(address)  # noqa: S310 - the scheme was checked above
-    if token := os.environ.get("HF_TOKEN"):
-        request.add_header("Authorization", f"Bearer {token}")
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310 - as above
-            content = answer.read(_MAX_FILE_BYTES)
-    except urllib.error.HTTPError as error:
-        hint = "; a gated model needs HF_TOKEN" if error.code in {401, 403} else ""
-        message = f"{name}: the Hub answered {error.code} {error.reason}{hint}"
-        raise ModelError(message) from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        message = f"{name}: the Hub cannot be reached ({reason}); name a local config.json"
-        raise ModelError(message) from error
+        content = hub.download(name)
+    except hub.HubError as error:
+        raise ModelError(str(error)) from error
     return parse_config(content, f"{name} config.json")
-
-
-def _cached(name: str) -> Path | None:
-    """Return the config.json of the Hub's own cache, the newest snapshot first."""
-    home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
-    cache_dir = Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
-    folder = cache_dir / f"models--{name.replace('/', '--')}" / "snapshots"
-    try:
-        found = sorted(folder.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
-    except OSError:
-        return None
-    return found[-1] if found else None
