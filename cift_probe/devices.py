@@ -74,20 +74,26 @@ def usable_of(visible_bytes: int, name: str) -> Known:
 def find_device(text: str) -> tuple[str, Device]:
     """Return row name and card for a row, alias or full name; raises PlanError for no such card."""
     rows = read_devices()
-    wanted = text.strip().lower()
+    wanted = _letters(text)
     for row, device in rows.items():
-        if wanted in {row, *device.aliases}:
+        if wanted in map(_letters, (row, *device.aliases)):
             return row, device
-    exact = [row for row, item in rows.items() if item.name.lower() == wanted]
+    exact = [row for row, item in rows.items() if _letters(item.name) == wanted]
     if len(exact) == 1:
         return exact[0], rows[exact[0]]
     if exact:
         message = f"{text!r} is sold with several memory sizes; write {' or '.join(exact)}"
         raise PlanError(message)
-    close = difflib.get_close_matches(wanted, sorted(rows), n=3, cutoff=0.4)
+    family = [row for row in sorted(rows) if wanted and _letters(row).startswith(wanted)]
+    close = family or difflib.get_close_matches(text.strip().lower(), sorted(rows), n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(close)}?" if close else "give its memory with --vram SIZE"
     message = f"{text[:60]!r} is no card of data/{DEVICES}; {hint}"
     raise PlanError(message)
+
+
+def _letters(name: str) -> str:
+    """Return a name without what people write differently: case, blanks, hyphens."""
+    return re.sub(r"[\s_-]+", "", name.lower())
 
 
 def described(vram: str) -> Device:

@@ -24,7 +24,7 @@ _FACTOR = {
     **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)},
     **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)},
 }
-_MAX_COUNT = 1_000_000
+MAX_COUNT = 1_000_000
 _MAX_FILE_BYTES = 1 << 20
 _MAX_SIZE_BYTES = 1 << 60
 _MAX_SECONDS = 1e9
@@ -213,7 +213,9 @@ def _budget(row: Any) -> Budget:
         elif isinstance(value, str):
             values[name] = parse_quantity(value)
         else:
-            message = f'[budget] {name} = {value!r} has no unit; write for instance "22 GiB"'
+            message = (
+                f'[budget] {name} = {repr(value)[:40]} has no unit; write for instance "22 GiB"'
+            )
             raise PlanError(message)
     return Budget(**values)
 
@@ -223,8 +225,8 @@ def check_plan(plan: Plan) -> None:
     counts = ("rank", "lora_alpha", "sequence_length", "batch_size", "gradient_accumulation")
     for name in counts:
         value = getattr(plan, name)
-        if not 1 <= value <= _MAX_COUNT:
-            message = f"{name} = {value} is outside 1 to {_MAX_COUNT}"
+        if not 1 <= value <= MAX_COUNT:
+            message = f"{name} = {value} is outside 1 to {MAX_COUNT}"
             raise PlanError(message)
     if not re.fullmatch(r"[\w.+-]+", plan.name):
         message = f"name = {plan.name!r}: write letters, digits, '.', '_', '+' and '-' only"

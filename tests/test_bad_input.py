@@ -29,6 +29,9 @@ def suite(tmp_path: Path) -> Path:
     write_suite(tmp_path, one_check("HST101", PASSING))
     (tmp_path / "broken.toml").write_text("model = \n")
     (tmp_path / "stranger.toml").write_text('model = "llama-9-8b"\n')
+    (tmp_path / "targets.toml").write_text('model = "llama-3.1-8b"\ntargets = ["bogus"]\n')
+    budget = f"[budget]\nrequired = {10**200}\n"
+    (tmp_path / "digits.toml").write_text('model = "llama-3.1-8b"\n' + budget)
     (tmp_path / "file").write_text("")
     return tmp_path
 
@@ -37,7 +40,10 @@ def suite(tmp_path: Path) -> Path:
     ("arguments", "words"),
     [
         (["--model", "lama-3.1-8b"], "did you mean llama-3.1-8b"),
+        (["--model", "~nobody-of-that-name/config.json"], "is no model"),
         (["--plan", "missing.toml"], "missing.toml"),
+        (["--plan", "targets.toml"], "is named 'bogus'"),
+        (["--plan", "digits.toml"], "has no unit"),
         (["--plan", "broken.toml"], "broken.toml: is no TOML"),
         (["--plan", "stranger.toml"], "'llama-9-8b' is no model"),
         (["--plan", "."], "name a readable TOML file"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -15,11 +16,12 @@ from cift_probe.advise import fit, largest, levers
 from cift_probe.cli import run_command
 from cift_probe.devices import described, find_device, read_devices
 from cift_probe.evidence import Known, Unknown
-from cift_probe.expect.estimate import Estimate
+from cift_probe.expect.estimate import STACK_REFUSES, Estimate
 from cift_probe.models import read_models
 from cift_probe.plan import Plan
 from cift_probe.verdict.answer import Verdict
 from cift_probe.verdict.answer import fit as judge
+from cift_probe.verdict.display import bytes_text
 
 GIB = 1 << 30
 FIELDS = {
@@ -107,6 +109,114 @@ def test_several_models_and_cards_give_a_table(capsys: pytest.CaptureFixture[str
     assert len(json.loads(estimate(capsys, *models, "--gpu", "l4", "--json")[1])) == 2
 
 
+def test_a_table_of_largest_sizes_names_the_size_of_every_cell(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    models = ("smollm2-135m", "qwen3-8b")
+    _, out, _ = estimate(capsys, *models, "--gpu", "l4,h200", "--max", "seq")
+    sizes = []
+    for model in models:
+        for card in ("l4", "h200"):
+            answer = told(capsys, model, "--gpu", card, "--max", "seq")
+            sizes.append(answer["plan"]["sequence_length"])
+            assert f"{sizes[-1]} x 1, {bytes_text(answer['required_bytes'])}" in out
+    assert len(set(sizes)) == 3
+    assert "tokens x rows in each cell" in out
+    assert "smollm2-135m on l4, smollm2-135m on h200, qwen3-8b on h200: limited by" in out
+
+
+def test_a_table_says_which_tier_answered_and_why_a_cell_is_open(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cift_probe.expect import traced
+
+    models = ("llama-3.1-8b", "qwen3-8b", "--gpu", "l4")
+    monkeypatch.setattr(traced, "trace", lambda *_, **__: Unknown("torch has moved a slot"))
+    out = estimate(capsys, *models, "--tier", "traced")[1]
+    assert "tier formula" in out
+    assert "note: all: in place of tier traced: torch has moved a slot" in out
+    out = estimate(capsys, *models, "--attention", "flash_attention_2")[1]
+    assert "note: all: undecided: flash_attention_2" in out
+
+
+def test_the_same_twice_is_answered_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cift_probe.expect import traced
+
+    asked: list[tuple[int, int]] = []
+
+    def trace(_plan: Plan, capability: tuple[int, int], **_: Any) -> Unknown:
+        asked.append(capability)
+        return Unknown("no")
+
+    monkeypatch.setattr(traced, "trace", trace)
+    ask = ("qwen3-8b", "qwen3-8b", "--gpu", "l4,l4,rtx-4090,a10", "--tier", "traced", "--json")
+    answers = json.loads(estimate(capsys, *ask)[1])
+    assert [answer["card"] for answer in answers] == ["l4", "rtx-4090", "a10"]
+    assert asked == [(8, 9), (8, 6)]
+
+
+def test_what_a_verdict_alone_would_hide_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        "all of the layers' weights stay unquantised"
+        in estimate(capsys, "falcon-7b", "--gpu", "l4")[1]
+    )
+    assert told(capsys, "falcon-7b", "--gpu", "l4", "--method", "lora")["remarks"] == []
+    [remark] = told(capsys, "llama-3.1-8b", "--gpu", "t4")["remarks"]
+    assert "bfloat16 is emulated on compute capability 7.5" in remark
+    assert told(capsys, "llama-3.1-8b", "--gpu", "t4", "--dtype", "float16")["remarks"] == []
+
+
+@pytest.mark.parametrize("name", ["rtx-4090", "rtx4090", "RTX 4090", "NVIDIA GeForce RTX 4090"])
+def test_a_card_is_found_as_people_write_it(name: str) -> None:
+    assert find_device(name)[0] == "rtx-4090"
+
+
+def test_what_the_stack_cannot_build_no_other_tier_answers(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cift_probe.expect import traced
+
+    refused = Unknown("tier traced: KeyError: 'abc'", STACK_REFUSES)
+    monkeypatch.setattr(traced, "trace", lambda *_, **__: refused)
+    found = told(capsys, "llama-3.1-8b", "--gpu", "h200", "--tier", "traced")
+    assert (found["verdict"], found["tier"]) == ("undecided", None)
+
+
+SHORT = {"max_position_embeddings": 100}
+
+
+def test_a_short_model_is_answered_at_its_own_length(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GOOD | SHORT))
+    model = (str(tmp_path), "--gpu", "h200")
+    assert told(capsys, *model)["plan"]["sequence_length"] == 100
+    longest = told(capsys, *model, "--max", "seq")
+    assert longest["plan"]["sequence_length"] == 100
+    assert longest["limited_by"] == "the model's positions"
+    assert estimate(capsys, *model, "--seq", "101")[0] == 4
+    (tmp_path / "config.json").write_text(json.dumps(GOOD))
+    free = told(capsys, *model, "--max", "seq")
+    assert (free["plan"]["sequence_length"], free["limited_by"]) == (
+        1_000_000,
+        "the end of the search",
+    )
+    assert estimate(capsys, *model, "--seq", "1000000")[0] == 0
+    many = told(capsys, *model, "--seq", "16", "--max", "batch")
+    assert (many["plan"]["batch_size"], many["limited_by"]) == (4096, "the end of the search")
+
+
+@pytest.mark.parametrize("coding", ["ascii", "cp1251", "latin-1"])
+def test_a_console_without_the_signs_gets_the_answer(coding: str) -> None:
+    command = [sys.executable, "-m", "cift_probe", "estimate", "qwen3-8b", "--vram", "24GiB"]
+    environment = os.environ | {"PYTHONIOENCODING": coding}
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"peak allocated" in done.stdout
+
+
 def test_a_local_configuration_is_a_model(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -121,6 +231,12 @@ def test_a_local_configuration_is_a_model(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("llama-3.1-8b", "--gpu", "a100"), "did you mean a100-pcie-40gb"),
+        (("llama-3.1-8b", "--gpu", "l4", "--explain"), "--tier traced alone knows"),
+        (
+            ("llama-3.1-8b", "--gpu", "l4,t4", "--explain", "--tier", "traced"),
+            "name one model and one card",
+        ),
         (("llama-3.1-8b",), "name the card: --gpu rtx-4090, or --vram 24GiB"),
         (("lama-3.1-8b", "--gpu", "h200"), "did you mean llama-3.1-8b"),
         (("llama-3.1-8b", "--gpu", "rtx-4091"), "did you mean rtx-4090"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,9 +14,9 @@ import pytest
 
 from cift_probe.evidence import Unknown
 from cift_probe.expect import traced
-from cift_probe.expect.estimate import Estimate
+from cift_probe.expect.estimate import STACK_REFUSES, Estimate
 from cift_probe.expect.traced import holdings
-from cift_probe.expect.traced.allocator import Event
+from cift_probe.expect.traced.allocator import Event, replay
 from cift_probe.expect.traced.fake_device import read_slots
 from cift_probe.plan import Plan
 
@@ -227,16 +228,57 @@ def test_what_trained_weights_may_add_is_in_the_band_of_8_bit_plans(
     assert int8.required_band == pytest.approx(plain.required_band + 0.05)
 
 
+class Interrupted(Answers):
+    """A worker whose caller pressed Ctrl-C."""
+
+    def call(self, _target: str, told: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
+        assert Path(told["folder"]).is_dir()
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_trace_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(traced, "Worker", Interrupted)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        traced.trace(Plan(name="x", model="smollm2-135m"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "changed", [{"hidden_act": "abc"}, {"layer_types": ["full_attention", "no such"]}]
+)
+def test_a_model_that_the_stack_cannot_build_is_refused_as_such(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    config = {
+        "model_type": "qwen3",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "vocab_size": 1000,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config | changed))
+    found = traced.trace(Plan(name="x", model=str(tmp_path), sequence_length=16))
+    assert isinstance(found, Unknown)
+    assert found.source == STACK_REFUSES, found.reason
+    assert "cannot build it" in found.reason
+
+
+BLOCK = 512  # what the allocator rounds to
 EVENTS: list[Event] = [
-    ("a", 1, 100),
-    ("a", 2, 40),
+    ("a", 1, 100 * BLOCK - 9),
+    ("a", 2, 40 * BLOCK - 9),
     ("r",),
-    ("a", 3, 10),
+    ("a", 3, 10 * BLOCK - 9),
     ("m", "between steps"),
-    ("a", 4, 30),
+    ("a", 4, 30 * BLOCK - 9),
     ("m", "forward of the layers"),
-    ("a", 5, 50),
-    ("a", 6, 20),
+    ("a", 5, 50 * BLOCK - 9),
+    ("a", 6, 20 * BLOCK - 9),
     ("f", 6),
     ("f", 4),
     ("m", "backward of the layers"),
@@ -249,14 +291,15 @@ def test_what_holds_the_peak_is_told_by_component() -> None:
     instant, held = holdings.live_at_peak(EVENTS)
     assert (instant, held) == (
         "backward of the layers",
-        {1: 100, 2: 40, 3: 10, 4: 30, 5: 50, 6: 20},
+        {1: 100 * BLOCK, 2: 40 * BLOCK, 3: 10 * BLOCK, 4: 30 * BLOCK, 5: 50 * BLOCK, 6: 20 * BLOCK},
     )
+    assert sum(held.values()) == replay(EVENTS).peak_allocated
     operations = dict.fromkeys(held, "aten.mm.default") | {2: "bitsandbytes.quantize_4bit.default"}
     assert holdings.components(EVENTS, operations, held) == {
-        "weights": 100,
-        "gradients": 50,
-        "quantised weights and their constants": 40,
-        "saved for backward": 30,
-        "backward of a layer": 20,
-        "adapters and casts": 10,
+        "weights": 100 * BLOCK,
+        "gradients": 50 * BLOCK,
+        "quantised weights and their constants": 40 * BLOCK,
+        "saved for backward": 30 * BLOCK,
+        "backward of a layer": 20 * BLOCK,
+        "adapters and casts": 10 * BLOCK,
     }

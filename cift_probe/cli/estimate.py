@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal
 
 import msgspec
 
 from cift_probe.advise import fit as advise_fit
-from cift_probe.advise import largest, levers
+from cift_probe.advise import largest
 from cift_probe.advise.fit import Fit
+from cift_probe.cli import estimate_page as render
 from cift_probe.devices import Device, described, find_device
 from cift_probe.evidence import Unknown
-from cift_probe.expect.estimate import Estimate
+from cift_probe.expect.estimate import STACK_REFUSES, Estimate
 from cift_probe.expect.memory import wrong_targets
 from cift_probe.models import ModelError, load_model
 from cift_probe.plan import OPTIMIZERS, Plan, PlanError, check_plan, default_quantisation
 from cift_probe.verdict.answer import Verdict
-from cift_probe.verdict.display import bytes_text, one_line
+from cift_probe.verdict.display import one_line
 
 EXIT_USAGE = 4
 EXIT_CODES = {
@@ -30,7 +31,8 @@ EXIT_CODES = {
     Verdict.DOES_NOT_FIT: 1,
     Verdict.UNDECIDED: 10,
 }
-_WIDTH = 34
+_DEFAULT_LENGTH = 2048  # tokens
+_Tracer = Callable[[Plan, tuple[int, int]], Estimate | Unknown]
 _DESCRIPTION = """\
 Says whether a plan fits on a card, from arithmetic alone: no GPU and no torch are needed.
 
@@ -59,7 +61,7 @@ def parser(kind: type[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     add("--quantisation", choices=("nf4", "fp4", "int8", "none"), help="default nf4 for qlora")
     add("--no-double-quantisation", action="store_true", help="scales of blocks stay in fp32")
     add("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    add("--seq", type=int, default=2048, help="tokens of a row (default 2048)")
+    add("--seq", type=int, help="tokens of a row (default 2048, or all that the model takes)")
     add("--batch", type=int, default=1, help="rows per device and forward pass (default 1)")
     add("--accumulation", type=int, default=1, help="forward passes per optimizer step")
     add("--optimizer", default="adamw_torch_fused", help=", ".join(OPTIMIZERS))
@@ -77,9 +79,9 @@ def parser(kind: type[argparse.ArgumentParser]) -> argparse.ArgumentParser:
         "--max",
         choices=("seq", "batch"),
         dest="largest",
-        help="the largest that fits; sequences by 64",
+        help="the largest that fits, by the formula; sequences in steps of 64",
     )
-    add("--explain", action="store_true", help="list the tensors at the peak (tier traced)")
+    add("--explain", action="store_true", help="list the tensors at the peak; needs tier traced")
     add("--json", action="store_true", help="one JSON object, or a list of several")
     return made
 
@@ -88,23 +90,43 @@ def run(options: argparse.Namespace) -> int:
     """Carry out the command; returns the exit code."""
     try:
         cards = _cards(options)
-        plans = [_plan(options, model) for model in options.models]
-        found = [_answer(options, plan, *card) for plan in plans for card in cards]
+        plans = [_plan(options, model) for model in dict.fromkeys(options.models)]
+        _check_ways(options, len(plans) * len(cards))
+        tracer = cache(_traced)  # once for all cards of one capability
+        found = [_answer(options, plan, *card, tracer) for plan in plans for card in cards.items()]
     except (PlanError, ModelError) as error:
         print(f"cift estimate: {one_line(str(error))}", file=sys.stderr)  # noqa: T201 - a tool prints
         return EXIT_USAGE
-    _show(options, found, dict(cards))
+    if options.json:
+        text = render.as_json(found, explain=options.explain)
+    elif len(found) == 1:
+        text = render.page(found[0], cards[found[0].card], explain=options.explain)
+    else:
+        text = render.table(found)
+    print(text)  # noqa: T201 - a command-line tool prints
     return max((EXIT_CODES[item.verdict] for item in found), key=(0, 10, 1).index)
 
 
-def _cards(options: argparse.Namespace) -> list[tuple[str, Device]]:
+def _check_ways(options: argparse.Namespace, num_answers: int) -> None:
+    """Raise PlanError for options that would otherwise be dropped without a word."""
     if options.largest and options.tier != "formula":
         message = "--max tries many plans; use it with --tier formula"
         raise PlanError(message)
+    if options.explain and options.tier != "traced":
+        message = "--explain lists tensors, which --tier traced alone knows"
+        raise PlanError(message)
+    if options.explain and num_answers > 1 and not options.json:
+        message = (
+            "--explain lists the tensors of one answer; name one model and one card, or --json"
+        )
+        raise PlanError(message)
+
+
+def _cards(options: argparse.Namespace) -> dict[str, Device]:
     names = [name for text in options.gpu for name in text.split(",") if name.strip()]
     sizes = [size for text in options.vram for size in text.split(",") if size.strip()]
-    cards = [find_device(name) for name in names]
-    cards.extend((size.strip(), described(size)) for size in sizes)
+    cards = dict(find_device(name) for name in names)
+    cards |= {size.strip(): described(size) for size in sizes}
     if not cards:
         message = "name the card: --gpu rtx-4090, or --vram 24GiB"
         raise PlanError(message)
@@ -126,7 +148,7 @@ def _plan(options: argparse.Namespace, model: str) -> Plan:
         quantisation=stored,
         double_quantisation=not options.no_double_quantisation,
         dtype=options.dtype,
-        sequence_length=options.seq,
+        sequence_length=_length(options, model),
         batch_size=options.batch,
         gradient_accumulation=options.accumulation,
         gradient_checkpointing=options.checkpointing,
@@ -145,7 +167,17 @@ def _plan(options: argparse.Namespace, model: str) -> Plan:
     return plan
 
 
-def _answer(options: argparse.Namespace, plan: Plan, card: str, device: Device) -> Fit:
+def _length(options: argparse.Namespace, model: str) -> int:
+    """Return the tokens of a row; without a word of the user's what the model surely takes."""
+    if options.seq is not None:
+        return int(options.seq)
+    longest = load_model(model).max_position_embeddings
+    return min(_DEFAULT_LENGTH, longest or _DEFAULT_LENGTH)
+
+
+def _answer(
+    options: argparse.Namespace, plan: Plan, card: str, device: Device, tracer: _Tracer
+) -> Fit:
     if options.largest:
         found = largest.find_largest(plan, card, device, options.largest)
         if found is not None:
@@ -154,26 +186,25 @@ def _answer(options: argparse.Namespace, plan: Plan, card: str, device: Device) 
     elif options.tier == "formula":
         estimate = advise_fit.formula(plan, device)
     else:
-        estimate = _slower(options.tier, plan, device)
+        estimate = _slower(options.tier, plan, device, tracer)
     return advise_fit.answer(plan, card, device, estimate)
 
 
 def _slower(
-    tier: Literal["traced", "sliced", "measured"], plan: Plan, device: Device
+    tier: Literal["traced", "sliced", "measured"],
+    plan: Plan,
+    device: Device,
+    tracer: _Tracer,
 ) -> Estimate | Unknown:
     """Return what a tier says that runs the stack; falls back to the formula with the reason."""
-
-    def say(text: str) -> None:
-        print(f"cift estimate: {text} …", file=sys.stderr)  # noqa: T201 - long work shows progress
-
     if tier == "traced":
-        from cift_probe.expect.traced import trace
-
-        found = trace(plan, capability=device.compute_capability, on_progress=say)
+        found = tracer(plan, device.compute_capability)
+        if isinstance(found, Unknown) and found.source == STACK_REFUSES:
+            return found  # the formula would answer for a model that nobody can build
     else:
         from cift_probe.advise.here import measure_here
 
-        found = measure_here(plan, tier, on_progress=say)
+        found = measure_here(plan, tier, on_progress=_say)
     if isinstance(found, Estimate):
         return found
     fallback = advise_fit.formula(plan, device)
@@ -182,118 +213,11 @@ def _slower(
     return msgspec.structs.replace(fallback, note=f"in place of tier {tier}: {found.reason}")
 
 
-def _show(options: argparse.Namespace, found: list[Fit], cards: dict[str, Device]) -> None:
-    if options.json:
-        plain = [_plain(item) for item in found]
-        text = json.dumps(plain[0] if len(plain) == 1 else plain, indent=2)
-    elif len(found) == 1:
-        text = _page(options, found[0], cards[found[0].card])
-    else:
-        text = _table(found)
-    print(text)  # noqa: T201 - a command-line tool prints
+def _traced(plan: Plan, capability: tuple[int, int]) -> Estimate | Unknown:
+    from cift_probe.expect.traced import trace
+
+    return trace(plan, capability=capability, on_progress=_say)
 
 
-def _plain(found: Fit) -> dict[str, Any]:
-    """Return an answer as plain data; a number that nobody has is None."""
-    estimate = found.estimate
-    told = {} if estimate is None else msgspec.to_builtins(estimate)
-    told.pop("holds", None)
-    names = ("peak_allocated_bytes", "required_bytes", "tier", "band", "required_band", "instant")
-    return {
-        "model": found.plan.model,
-        "card": found.card,
-        "verdict": found.verdict.value,
-        "reason": found.reason,
-        **{name: told.get(name) for name in names},
-        "usable_bytes": found.usable.value,
-        "usable_band": found.usable.band,
-        "expandable_bytes": told.get("expandable_bytes"),
-        "tight": found.tight,
-        "components": told.get("components", {}),
-        "instants": told.get("instants", {}),
-        "stack": told.get("stack", found.plan.stack),
-        "note": told.get("note", ""),
-        "plan": msgspec.to_builtins(found.plan),
-    }
-
-
-def _page(options: argparse.Namespace, found: Fit, device: Device) -> str:
-    plan = found.plan
-    what = f"{plan.model}, {plan.method}, {plan.sequence_length} x {plan.batch_size}"
-    lines = [f"{what} on {device.name}: {_word(found)} ({found.reason})", ""]
-    estimate = found.estimate
-    if estimate is None:
-        return "\n".join([*lines, "hint: try --tier traced, which runs the installed stack itself"])
-    lines += _numbers(found, estimate)
-    lines += ["", f"held at the peak, in the instant {estimate.instant!r}:"]
-    lines += [_line(name, bytes_text(size)) for name, size in estimate.components.items() if size]
-    if options.explain:
-        lines += ["", "largest tensors at the peak:"]
-        lines += [
-            f"  {bytes_text(item.num_bytes):>12}  {item.operation}  {list(item.shape)}  "
-            f"{item.dtype}  {item.module}".rstrip()
-            for item in estimate.holds
-        ] or ["  tier traced knows them"]
-    lines += _lever_lines(found, device)
-    return "\n".join(lines)
-
-
-def _numbers(found: Fit, estimate: Estimate) -> list[str]:
-    peak = f"{bytes_text(estimate.peak_allocated_bytes)} ± {estimate.band:.1%}"
-    needed = f"{bytes_text(estimate.required_bytes)} ± {estimate.required_band:.1%}"
-    usable = f"{bytes_text(found.usable.value)} ± {found.usable.band:.1%}"
-    lines = [
-        _line("peak allocated", peak),
-        _line("required (smallest room)", needed),
-        _line("usable", f"{usable}, {found.usable.source}"),
-        _line("tier", f"{estimate.tier}, {estimate.stack}"),
-    ]
-    if estimate.expandable_bytes is not None:
-        text = bytes_text(estimate.expandable_bytes)
-        lines.insert(2, _line("with expandable segments", text))
-    if estimate.note:
-        lines.append(_line("note", estimate.note))
-    return lines
-
-
-def _lever_lines(found: Fit, device: Device) -> list[str]:
-    if found.verdict is Verdict.FITS and not found.tight:
-        return []
-    estimate = advise_fit.formula(found.plan, device)
-    base = advise_fit.answer(found.plan, found.card, device, estimate)
-    lines = [
-        f"  {item.change}: {_word(item.fit)}, {bytes_text(item.saved_bytes)} less; {item.price}"
-        for item in levers.find_levers(base, device)
-    ]
-    return ["", "levers (tier formula):", *lines] if lines else []
-
-
-def _word(found: Fit) -> str:
-    return "fits, tight" if found.tight else found.verdict.value.replace("_", " ")
-
-
-def _line(name: str, text: str) -> str:
-    return f"  {name:<{_WIDTH}}{text}"
-
-
-def _table(found: Sequence[Fit]) -> str:
-    """Return models by cards: what is required and the verdict."""
-    rows = list(dict.fromkeys(item.plan.model for item in found))
-    columns = list(dict.fromkeys(item.card for item in found))
-    cells = {(item.plan.model, item.card): _cell(item) for item in found}
-    head = ["model", *columns]
-    body = [[row, *(cells[row, column] for column in columns)] for row in rows]
-    widths = [max(len(line[index]) for line in [head, *body]) for index in range(len(head))]
-    lines = [
-        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
-        for line in [head, *body]
-    ]
-    first = found[0].plan
-    what = f"{first.method}, {first.sequence_length} x {first.batch_size}, stack {first.stack}"
-    return "\n".join([f"required memory: {what}; tight is above 90 % of usable", "", *lines])
-
-
-def _cell(found: Fit) -> str:
-    if found.estimate is None:
-        return "undecided"
-    return f"{bytes_text(found.estimate.required_bytes)} {_word(found)}"
+def _say(text: str) -> None:
+    print(f"cift estimate: {text} …", file=sys.stderr)  # noqa: T201 - long work shows progress

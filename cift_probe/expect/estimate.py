@@ -9,6 +9,9 @@ import msgspec
 from cift_probe.evidence import Known
 from cift_probe.plan import Plan
 
+# source of an Unknown: the stack cannot build the model, so that no other tier may answer for it
+STACK_REFUSES = "the installed stack refuses the model"
+
 
 class Holding(NamedTuple):
     """Something that is allocated at the peak: who made it, its shape, dtype and bytes."""

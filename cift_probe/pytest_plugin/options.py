@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import pytest
 import cift_probe
 from cift_probe.data import DataError
 from cift_probe.expect import check_tables
+from cift_probe.expect.memory import wrong_targets
+from cift_probe.models import load_model
 from cift_probe.pipeline import Settings
 from cift_probe.plan import (
     REFERENCE_PLAN,
@@ -88,6 +91,7 @@ def settings(config: pytest.Config) -> Settings:
         # the small plan has a budget: its memory is asserted on every machine
         defaults = [read_plan(name) for name in DEFAULT_PLANS]
         plans = [*(demanded + asked or defaults), read_plan(REFERENCE_PLAN)]
+        _check_targets(demanded)
         cap = config.getoption("--vram-cap")
         vram_cap = None if cap is None else parse_quantity(cap)
     except (PlanError, DataError) as error:
@@ -99,6 +103,14 @@ def settings(config: pytest.Config) -> Settings:
         vram_cap=vram_cap,
         strict=bool(config.getoption("cift_strict")),
     )
+
+
+def _check_targets(plans: Sequence[Plan]) -> None:
+    """Raise PlanError for modules that a plan's model does not have."""
+    for plan in plans:
+        if wrong := wrong_targets(plan, load_model(plan.model)):
+            message = f"plan {plan.name}: targets: {wrong}"
+            raise PlanError(message)
 
 
 def check_surroundings(config: pytest.Config) -> None:

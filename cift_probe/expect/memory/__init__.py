@@ -11,6 +11,7 @@ from cift_probe.expect.estimate import Estimate, about_outliers
 from cift_probe.expect.memory.anatomy import UnknownArchitectureError
 from cift_probe.expect.memory.architectures import describe
 from cift_probe.expect.memory.inference import ledger_of_inference
+from cift_probe.expect.memory.inventory import unquantised_share
 from cift_probe.expect.memory.kernels import choose_kernels
 from cift_probe.expect.memory.litgpt import as_litgpt
 from cift_probe.expect.memory.profiles import PROFILES, Profile
@@ -20,6 +21,18 @@ from cift_probe.expect.memory.training import ledger_of
 from cift_probe.expect.memory.versions import EAGER_SINCE, READ, Version, parse_version
 from cift_probe.models import ModelError, ModelShape
 from cift_probe.plan import Plan
+
+__all__ = [
+    "EAGER_SINCE",
+    "READ",
+    "Estimate",
+    "Room",
+    "left_unquantised",
+    "parse_version",
+    "predict",
+    "predict_profile",
+    "wrong_targets",
+]
 
 SOURCE = "cift_probe.expect.memory"
 BAND = 0.05
@@ -92,13 +105,14 @@ def predict_profile(
     return about_outliers(estimate, plan)
 
 
-__all__ = [
-    "EAGER_SINCE",
-    "READ",
-    "Estimate",
-    "Room",
-    "parse_version",
-    "predict",
-    "predict_profile",
-    "wrong_targets",
-]
+def left_unquantised(plan: Plan, shape: ModelShape) -> float:
+    """Return the share of the layers' matrices that a quantised plan loads as they are; 0 to 1.
+
+    0 as well for a plan that quantises nothing, and a model whose layers are not known here.
+    """
+    if plan.quantisation == "none":
+        return 0.0
+    try:
+        return unquantised_share(describe(shape, "flash"))
+    except (UnknownArchitectureError, ModelError):
+        return 0.0

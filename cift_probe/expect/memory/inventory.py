@@ -84,6 +84,17 @@ def packed(tensor: Tensor, kind: str, *, double: bool) -> tuple[int, int]:
     return tensor.copies * rounded(-(-tensor.elements // 2)), tensor.copies * constants
 
 
+def unquantised_share(architecture: Architecture) -> float:
+    """Return the share of the layers' matrices, by elements, that 4 or 8 bits leave as they are.
+
+    0 where loading replaces every linear layer, 1 where it replaces none.
+    """
+    tensors = [item for item in parameters(architecture) if item.group in {"linear", "expert"}]
+    total = sum(item.copies * item.elements for item in tensors)
+    left = [item for item in tensors if item.group == "expert" or not architecture.quantisable]
+    return sum(item.copies * item.elements for item in left) / total if total else 0.0
+
+
 def adapters(architecture: Architecture, adapted: frozenset[str], rank: int) -> Iterator[Tensor]:
     """Return LoRA's two matrices of every adapted linear layer."""
     layers = len(architecture.order)

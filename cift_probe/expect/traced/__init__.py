@@ -7,6 +7,7 @@ along. Nothing here imports torch.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
@@ -14,7 +15,7 @@ from typing import Literal
 import msgspec
 
 from cift_probe.evidence import Unknown
-from cift_probe.expect.estimate import Estimate, Holding, about_outliers
+from cift_probe.expect.estimate import STACK_REFUSES, Estimate, Holding, about_outliers
 from cift_probe.models import load_model
 from cift_probe.plan import Plan
 from cift_probe.stack import extrapolate
@@ -35,6 +36,7 @@ ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
     "BITSANDBYTES_NOWELCOME": "1",
 }
+_REFUSED = "RefusedModelError"
 _PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "trl")
 
 
@@ -65,6 +67,8 @@ def trace(
 
     `on_import` is told the seconds that each child needed to import the stack.
 
+    Unknown with the source `STACK_REFUSES` says that the stack cannot build the model at all.
+
     "full" traces every decoder layer; "periods" two slices, and extrapolates each instant.
     """
     missing = [name for name in _PACKAGES if _version(name) is None]
@@ -78,11 +82,14 @@ def trace(
         "capability": capability,
     }
     on_progress(f"tracing {full_depth} layers" if depth == "full" else "tracing whole periods")
-    with Worker(ENVIRONMENT) as worker:
+    # the folder is made here: a child that is killed, as by Ctrl-C, clears nothing away
+    with tempfile.TemporaryDirectory(prefix="cift-") as folder, Worker(ENVIRONMENT) as worker:
         try:
-            answer = worker.call(target, request, _DEADLINE_S, on_progress=on_progress)
+            told = request | {"folder": folder}
+            answer = worker.call(target, told, _DEADLINE_S, on_progress=on_progress)
         except WorkerFaultError as fault:
-            return Unknown(f"tier traced: {fault.detail}")
+            refused = _REFUSED in fault.detail
+            return Unknown(f"tier traced: {fault.detail}", STACK_REFUSES if refused else "")
     if depth == "full":
         whole = msgspec.convert(answer, Traced)
         on_import(whole.import_s)

@@ -64,8 +64,8 @@ class CachingAllocator:
         self._blocks: dict[int, _Block] = {}
         self._num_segments = 0
 
-    def allocate(self, name: int, num_bytes: int) -> None:
-        """Hand out a block; raises OutOfRoomError when the cap leaves no room for it."""
+    def allocate(self, name: int, num_bytes: int) -> int:
+        """Hand out a block and return its bytes; raises OutOfRoomError where the cap forbids it."""
         size = max(MIN_BLOCK, -(-num_bytes // MIN_BLOCK) * MIN_BLOCK)
         small = size <= SMALL
         block = self._take(size, small=small) or self._extend(size, small=small)
@@ -74,6 +74,7 @@ class CachingAllocator:
         self._blocks[name] = block
         self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)
+        return block.size
 
     def release(self, name: int) -> None:
         """Take a block back and join it with free neighbours."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -22,18 +21,30 @@ NUM_STEPS = 2  # Adam's state appears in the first, and the second meets it
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What is asked: a plan as plain data, decoder layers, and the card to imagine."""
+    """What is asked: a plan as plain data, decoder layers, and the card to imagine.
+
+    `folder` is the caller's, who clears it away even where this process is killed.
+    """
 
     plan: dict[str, Any]
     num_layers: int
+    folder: str
     capability: tuple[int, int] = (9, 0)
+
+
+class RefusedModelError(Exception):
+    """The installed stack cannot build the model, on whatever device; the text says why."""
 
 
 def run(payload: Any) -> Any:
     """Trace one depth of a plan; takes and returns JSON values."""
     request = msgspec.convert(payload, Request)
     import_s = prepare(FakeGpu(capability=request.capability))
-    return _answer(request, request.num_layers, import_s)
+    try:
+        return _answer(request, request.num_layers, import_s)
+    except Exception:
+        _check_model(request)
+        raise
 
 
 def run_periods(payload: Any) -> Any:
@@ -46,17 +57,40 @@ def run_periods(payload: Any) -> Any:
     shape = load_model(request.plan["model"])
     full_depth = shape.num_hidden_layers
     seen = {}
-    for depth in depths_of(full_depth, *read_period(shape), _NUM_PERIODS):
+    try:
+        depths = depths_of(full_depth, *read_period(shape), _NUM_PERIODS)
+    except Exception:
+        _check_model(request)
+        raise
+    for depth in depths:
         seen[depth] = _answer(request, depth, import_s)
         import_s = 0.0
         progress(f"{depth} of {full_depth} layers traced")
     return [full_depth, seen]
 
 
+def _check_model(request: Request) -> None:
+    """Raise RefusedModelError where it is the model that cannot be built, fake device or not."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from cift_probe.models import load_model
+    from cift_probe.stack.pattern import config_of
+
+    try:
+        config = config_of(load_model(request.plan["model"]), 1)
+        with torch.device("meta"):
+            AutoModelForCausalLM.from_config(config)
+    except Exception as error:
+        message = f"the installed transformers cannot build it: {type(error).__name__}: {error}"
+        raise RefusedModelError(message) from error
+
+
 def _answer(request: Request, num_layers: int, import_s: float) -> dict[str, Any]:
     started = time.perf_counter()
     gpu = FakeGpu(capability=request.capability)
-    told = summary(trace(msgspec.convert(request.plan, Plan), num_layers, gpu))
+    plan = msgspec.convert(request.plan, Plan)
+    told = summary(trace(plan, num_layers, gpu, Path(request.folder)))
     return told | {"import_s": import_s, "seconds": time.perf_counter() - started}
 
 
@@ -81,7 +115,7 @@ def prepare(gpu: FakeGpu) -> float:
     return seconds
 
 
-def trace(plan: Plan, num_layers: int, gpu: FakeGpu) -> Any:
+def trace(plan: Plan, num_layers: int, gpu: FakeGpu, folder: Path) -> Any:
     """Return the recorder of two steps of the plan with `num_layers` layers."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -99,11 +133,7 @@ def trace(plan: Plan, num_layers: int, gpu: FakeGpu) -> Any:
     )
     # without a device there is nothing to initialise
     setattr(FakeTensorMode, "avoid_device_init", True)  # noqa: B010 - a property is replaced
-    with (
-        FakeTensorMode(allow_non_fake_inputs=True),
-        recorder,
-        tempfile.TemporaryDirectory() as folder,
-    ):
+    with FakeTensorMode(allow_non_fake_inputs=True), recorder:
         patches.state(facts, gpu.capability, packed=plan.packing)
         model = slices.build_slice(plan, num_layers, "cuda:0")
         gc.collect()
@@ -113,7 +143,7 @@ def trace(plan: Plan, num_layers: int, gpu: FakeGpu) -> Any:
             model,
             Marks(recorder.mark),
             torch_device="cuda:0",
-            folder=Path(folder),
+            folder=folder,
             num_steps=NUM_STEPS,
         )
         recorder.name_modules(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from cift_probe.expect.traced.allocator import Event
+from cift_probe.expect.traced.allocator import CachingAllocator, Event
 
 LOADING = "loading"
 _COMPONENTS = {
@@ -28,27 +28,32 @@ _WORKSPACE = "cuBLAS workspace"
 
 
 def live_at_peak(events: Iterable[Event]) -> tuple[str, dict[int, int]]:
-    """Return the instant of the peak after loading, and {id: bytes} of what is live then."""
+    """Return the instant of the peak after loading, and {id: bytes} of what is live then.
+
+    Bytes are those of the allocator's blocks, so that they sum to the peak.
+    """
+    room = CachingAllocator()
     live: dict[int, int] = {}
-    total = peak = 0
+    peak = 0
     held: dict[int, int] = {}
     instant, in_peak = "", False
     for event in events:
         if event[0] == "a":
-            live[event[1]] = event[2]  # type: ignore[index, misc]  # by its kind
-            total += event[2]  # type: ignore[misc]  # as above
-            if total > peak:
-                peak, in_peak = total, True
+            live[event[1]] = room.allocate(event[1], event[2])  # type: ignore[arg-type, index, misc]  # by its kind
+            if room.allocated > peak:
+                peak, in_peak = room.allocated, True
                 held = {}
             continue
         if in_peak and not held:
             held = dict(live)
         if event[0] == "f":
-            total -= live.pop(event[1])  # type: ignore[arg-type, misc]  # as above
+            room.release(event[1])  # type: ignore[arg-type, misc]  # as above
+            del live[event[1]]  # type: ignore[arg-type, misc]  # as above
         elif event[0] == "m" and in_peak:
             instant, in_peak = str(event[1]), False  # type: ignore[misc]  # as above
         elif event[0] == "r":
-            peak, held, in_peak = total, {}, False
+            room.empty_cache()
+            peak, held, in_peak = room.allocated, {}, False
     return instant, held or live
 
 
