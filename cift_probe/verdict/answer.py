@@ -63,13 +63,20 @@ def answer_plan(plan: Plan, device: str, measured: Ledger, *, demanded: bool) ->
     """
     scope = Scope(device, plan.name)
     overflow = _seen(measured, "step.out_of_memory", scope)
-    if isinstance(overflow, Known) and not overflow.absent:
-        reason = str(overflow.value)
-        return Answer(
-            plan.name, device, Verdict.DOES_NOT_FIT, reason, "sliced", demanded, limits=_LIMITS
-        )
     required = _seen(measured, "step.required", scope)
     usable = _seen(measured, "device.usable.bytes", scope)
+    peak = _number(_seen(measured, "step.peak", scope))
+    if isinstance(overflow, Known) and not overflow.absent:
+        return Answer(
+            plan.name,
+            device,
+            Verdict.DOES_NOT_FIT,
+            str(overflow.value),
+            "sliced",
+            demanded,
+            peak_allocated_bytes=None if peak is None else int(peak),
+            limits=_LIMITS,
+        )
     for side in (required, usable):
         if isinstance(side, Unknown):
             return _undecided(plan.name, scope, side.reason, demanded=demanded)
@@ -77,13 +84,10 @@ def answer_plan(plan: Plan, device: str, measured: Ledger, *, demanded: bool) ->
             return _undecided(plan.name, scope, side.absent, demanded=demanded)
     if not isinstance(required, Known) or not isinstance(usable, Known):
         raise TypeError  # both branches above returned; this line is for the type checker
-    peak = _number(_seen(measured, "step.peak", scope))
-    step = _seen(measured, "step.seconds", scope)
-    step_s = _number(step)
-    room = int(usable.value)
     tensors = None if peak is None else Known(peak, "B")
+    room = int(usable.value)
     verdict, reason = fit(required, Known(room, "B"), tensors, upper_only=True)
-    return Answer(
+    found = Answer(
         plan=plan.name,
         device=device,
         verdict=verdict,
@@ -95,6 +99,15 @@ def answer_plan(plan: Plan, device: str, measured: Ledger, *, demanded: bool) ->
         usable_bytes=room,
         headroom_bytes=room - int(required.upper),
         band=required.band,
+    )
+    return _timed(found, plan, _seen(measured, "step.seconds", scope))
+
+
+def _timed(found: Answer, plan: Plan, step: Evidence) -> Answer:
+    """Return an answer with the seconds of a step, where they were measured."""
+    step_s = _number(step)
+    return msgspec.structs.replace(
+        found,
         step_s=step_s,
         step_band=None if step_s is None or isinstance(step, Unknown) else step.band,
         tokens_per_s=None if not step_s else plan.num_tokens / step_s,
