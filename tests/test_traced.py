@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -11,11 +12,12 @@ from typing import Any, Self
 
 import msgspec
 import pytest
+import torch
 
 from cift_probe.evidence import Unknown
 from cift_probe.expect import traced
 from cift_probe.expect.estimate import STACK_REFUSES, Estimate
-from cift_probe.expect.traced import holdings
+from cift_probe.expect.traced import holdings, shortcuts
 from cift_probe.expect.traced.allocator import Event, replay
 from cift_probe.expect.traced.fake_device import read_slots
 from cift_probe.plan import Plan
@@ -117,6 +119,45 @@ def test_an_operation_that_depends_on_data_fails_loudly_without_a_stand_in() -> 
     seen = run_child(body, "{}")
     assert seen.returncode != 0
     assert "UnknownOperationError: aten.nonzero.default depends on data" in seen.stderr
+
+
+WHOLE = """
+import json, sys, tempfile
+from pathlib import Path
+from cift_probe.expect.traced import child, shortcuts
+from cift_probe.expect.traced.fake_device import FakeGpu
+from cift_probe.plan import Plan
+plain = shortcuts.install
+shortcuts.install = lambda *modes: plain(*modes) if {wanted} else None
+child.prepare(FakeGpu())
+plan = Plan(name="x", model="smollm2-135m", sequence_length=256)
+seen = child.summary(child.trace(plan, 2, FakeGpu(), Path(tempfile.mkdtemp())))
+print(json.dumps(seen))
+"""
+
+
+def test_shortcuts_change_nothing_that_is_told() -> None:
+    told = []
+    for wanted in (True, False):
+        code = WHOLE.format(wanted=wanted)
+        environment = os.environ | traced.ENVIRONMENT
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=300, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        told.append(json.loads(done.stdout.splitlines()[-1]))
+        told[-1].pop("num_events")  # releases after the last instant come with the collector
+    assert told[0] == told[1]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("make", ["to_sparse", "to_sparse_csr", "clone"])
+def test_sparse_is_told_as_torch_tells_it(make: str) -> None:
+    from torch._subclasses.meta_utils import is_sparse_any
+
+    tensor = getattr(torch.eye(3), make)()
+    assert shortcuts.is_sparse(tensor) == is_sparse_any(tensor) == (make != "clone")
 
 
 def test_every_allocation_and_release_is_recorded_once() -> None:

@@ -102,7 +102,8 @@ def prepare(gpu: FakeGpu) -> float:
     started = time.perf_counter()
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # fake tensors are known to one thread only
     warnings.simplefilter("ignore")
-    from cift_probe.expect.traced import patches, stand_ins
+    from cift_probe.expect.traced import patches, shortcuts, stand_ins
+    from cift_probe.expect.traced.recorder import Recorder
     from cift_probe.stack import trl_stack
 
     del stand_ins  # imported for what it imports
@@ -111,6 +112,7 @@ def prepare(gpu: FakeGpu) -> float:
     seconds = time.perf_counter() - started
     install(gpu)
     patches.install()
+    shortcuts.install(Recorder)
     gc.freeze()  # what the imports made is not looked through again with every collection
     return seconds
 
