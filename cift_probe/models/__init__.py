@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ class ModelError(ValueError):
     """A model that cannot be used; one line that says what to change."""
 
 
-class ModelShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ModelShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """A model as its published config.json describes it.
 
     `num_parameters` counts shared tensors once; a test builds every row of the table and compares.
@@ -60,7 +60,7 @@ class ModelShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         found = families.read_field(self.config, "max_position_embeddings")
         return found if isinstance(found, int) and found > 0 else None
 
-    @property
+    @cached_property
     def fields(self) -> dict[str, Any]:
         """Every field of the model's family, what the file leaves out filled in; raises ModelError.
 
