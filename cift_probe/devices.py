@@ -91,6 +91,24 @@ def find_device(text: str) -> tuple[str, Device]:
     raise PlanError(message)
 
 
+def find_family(text: str) -> dict[str, Device]:
+    """Return the cards that a name may mean: one, or all of a family; raises PlanError for none.
+
+    What only the capability decides can be said of "v100" without its memory.
+    """
+    try:
+        row, device = find_device(text)
+    except PlanError:
+        wanted = _letters(text)
+        family = {
+            name: item for name, item in read_devices().items() if _letters(name).startswith(wanted)
+        }
+        if not wanted or len({item.capability for item in family.values()}) != 1:
+            raise
+        return family
+    return {row: device}
+
+
 def _letters(name: str) -> str:
     """Return a name without what people write differently: case, blanks, hyphens."""
     return re.sub(r"[\s_-]+", "", name.lower())

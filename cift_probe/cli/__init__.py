@@ -34,6 +34,10 @@ def run_command(arguments: list[str]) -> int:
         from cift_probe.cli import estimate
 
         return estimate.run(estimate.parser(_Parser).parse_args(arguments[1:]))
+    if arguments[:1] == ["compat"]:
+        from cift_probe.cli import compat
+
+        return compat.run(compat.parser(_Parser).parse_args(arguments[1:]))
     if arguments[:1] == ["diagnose"]:
         from cift_probe.cli import diagnose
 
@@ -68,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands.add_parser("estimate", help="say whether a plan fits on a card, without the card")
+    commands.add_parser("compat", help="say whether a described machine works, and why not")
     commands.add_parser("diagnose", help="say which failure a log tells of, and what to change")
     report = commands.add_parser(
         "report",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 import msgspec
 
@@ -21,10 +21,16 @@ _SURE = {NAMES_IT: "certain", LIKELY: "likely", ASIDE: "aside"}
 
 
 class KindRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A row of `data/kinds.toml`: what a failure is, and what to change first."""
+    """A row of `data/kinds.toml`: what a failure is, and what to change first.
+
+    `outcome` is what a check answers where a text tells of it: most do not work, some work at a
+    cost, and some are false alarms. `told` says whether a text can tell of it at all.
+    """
 
     title: str
     fix: str
+    outcome: Literal["fail", "warn", "unknown", "not_applicable", "pass"] = "fail"
+    told: bool = True
 
 
 class Line(NamedTuple):

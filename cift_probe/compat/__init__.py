@@ -1,0 +1,59 @@
+"""Which known failure a described situation is: rules over fields, and readers of texts.
+
+A judge looks at the fields that decide one kind and says nothing where they are missing. Kinds
+and outcomes are a closed set (`data/kinds.toml`).
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+from cift_probe.compat import (
+    builds,
+    extensions,
+    formats,
+    health,
+    host,
+    memory,
+    reading,
+    startup,
+    training,
+)
+from cift_probe.compat.case import Case, Judgement
+from cift_probe.diagnose import diagnose
+from cift_probe.diagnose.diagnosis import read_kinds
+
+_JUDGES = (
+    *startup.JUDGES,
+    *builds.JUDGES,
+    *extensions.JUDGES,
+    *formats.JUDGES,
+    *training.JUDGES,
+    *memory.JUDGES,
+    *host.JUDGES,
+    *reading.JUDGES,
+    *health.JUDGES,
+)
+_WORST = ("fail", "warn", "unknown", "not_applicable", "pass")
+
+
+def judge(fields: Mapping[str, Any]) -> list[Judgement]:
+    """Return what is said of a situation, the worst first; empty where nothing is known of it."""
+    case = Case(fields)
+    found = [said for rule in _JUDGES if (said := rule(case)) is not None]
+    found += [said for text in case.texts() for said in _of_text(text)]
+    kept: dict[str, Judgement] = {}
+    for said in found:
+        kept.setdefault(said.kind, said)  # fields decide before the words of a text
+    return sorted(kept.values(), key=lambda item: _WORST.index(item.outcome))
+
+
+def _of_text(text: str) -> list[Judgement]:
+    seen = diagnose(io.BytesIO(text.encode("utf-8", errors="replace")))
+    kinds = read_kinds()
+    return [Judgement(item.kind, kinds[item.kind].outcome, item.lines[0].text) for item in seen]
+
+
+__all__ = ["Case", "Judgement", "judge"]
