@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeAlias
 
 from cift_probe.evidence import Evidence, Scope, Unknown, absent
 from cift_probe.facts import host, nvidia, packages, storage, torch_build
@@ -12,6 +14,7 @@ from cift_probe.sensors import open_nvml, read_visible
 
 DEVICE_PREFIX = "gpu"
 
+DeviceCall: TypeAlias = Callable[[str, str, Any, float], Any]
 _Call = Callable[[str, Any, float], Any] | None
 _Reader = Callable[[str, Scope, _Call], Mapping[str, Evidence]]
 
@@ -29,6 +32,28 @@ def visible_uuid(label: str) -> str | None:
     """Return the value of CUDA_VISIBLE_DEVICES that shows one GPU alone, or None without it."""
     with open_nvml() as nvml:
         return _uuid(read_visible(nvml), label)
+
+
+def read_everything(devices: list[str], call: DeviceCall | None) -> dict[str, Evidence]:
+    """Return all that every source says of the machine and of `devices`, by stored key.
+
+    `call(device, function, payload, deadline_s)` runs a function in the child of one device; the
+    children of several devices start at the same time.
+    """
+    first = devices[0] if devices else ""
+
+    def read(device: str, keys: tuple[str, ...]) -> dict[str, Evidence]:
+        found: dict[str, Evidence] = {}
+        inner = None if call is None else partial(call, device or "cpu")
+        for key in keys:
+            found.update(produce(key, Scope(device), inner))
+        return found
+
+    found = read(first, _OF_MACHINE)
+    with ThreadPoolExecutor(max_workers=max(1, len(devices))) as pool:
+        for told in pool.map(lambda device: read(device, _OF_DEVICE), devices):
+            found.update(told)
+    return found
 
 
 def produce(key: str, scope: Scope, call: _Call) -> Mapping[str, Evidence]:
@@ -92,3 +117,6 @@ _SOURCES: tuple[tuple[str, _Reader], ...] = (
     ("torch.device.", lambda _key, scope, call: torch_build.read_torch_device(call, scope.device)),
     ("torch.", lambda _key, scope, call: torch_build.read_torch_build(call, scope.device)),
 )
+# one key of each source above, by what the source is about
+_OF_MACHINE = ("host.os", "storage.work.free", "package.torch", "driver.version", "torch.version")
+_OF_DEVICE = ("device.name", "torch.device.name", "torch.cuda.available")
