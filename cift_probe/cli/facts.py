@@ -1,8 +1,33 @@
 """`cift facts`: what this machine says of itself, in one list to look at or to hand on.
 
-Meant to make the tools that issue templates ask for unnecessary: `COVERS` names, for each item
-that one of them prints, the key that answers it here, and a test holds that against the tools
-themselves.
+A superset of what the tools print that issue templates ask for. Each line: the tool's items, and
+the keys that answer them here.
+
+torch.utils.collect_env
+  torch_version, is_debug_build, cuda_compiled_version, hip_compiled_version,
+  hip_runtime_version, miopen_runtime_version: torch.version, torch.debug, torch.cuda.version,
+  torch.hip.version, torch.hip.runtime.version, torch.miopen.version
+  gcc_version, clang_version, cmake_version, cuda_runtime_version: toolchain.*.version
+  os, libc_version, python_version, python_platform: host.os, host.libc.version,
+  host.python.build, host.platform
+  is_cuda_available, is_xpu_available, is_xnnpack_available: torch.cuda.available,
+  torch.accelerator, torch.xnnpack
+  cuda_module_loading, caching_allocator_config: environment.variables
+  nvidia_driver_version, nvidia_gpu_models, cudnn_version: driver.version, device.name,
+  torch.cudnn.version
+  pip_version, pip_packages, conda_packages: package.pip, package.related, package.conda
+  cpu_info: host.cpu.*, host.architecture, host.virtual, host.numa.num_nodes
+python -m bitsandbytes
+  platform, libc, Python, PyTorch with CUDA, HIP, XPU: as above, torch.xpu.version
+  related packages: package.*
+  CUDA version and capability it found, its native libraries: torch.cuda.version,
+  device.capability, bitsandbytes.binaries; copies of the runtime on paths: library.loaded
+accelerate env, transformers env
+  versions: package.*; accelerator: torch.accelerator; memory: host.memory.total; GPU:
+  device.name; path and default configuration: environment.accelerate.*
+python -m xformers.info
+  version, build.*: package.xformers, xformers.built; operators: xformers.operators; Triton:
+  package.triton; torch, CUDA, GPU: as above
 """
 
 from __future__ import annotations
@@ -36,8 +61,13 @@ _GROUPS = {
     "driver": "driver",
     "device": "device",
     "torch": "torch",
+    "library": "loaded libraries",
     "package": "packages",
     "flash_attn": "packages",
+    "bitsandbytes": "packages",
+    "xformers": "packages",
+    "environment": "environment",
+    "toolchain": "toolchain",
 }
 
 

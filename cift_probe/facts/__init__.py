@@ -9,7 +9,21 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from cift_probe.evidence import Evidence, Scope, Unknown, absent
-from cift_probe.facts import host, nvidia, packages, storage, torch_build
+from cift_probe.facts import (
+    cuda_start,
+    driver_files,
+    host,
+    loaded,
+    nvidia,
+    packages,
+    processor,
+    settings,
+    storage,
+    system,
+    toolchain,
+    torch_build,
+    wheels,
+)
 from cift_probe.sensors import open_nvml, read_visible
 
 DEVICE_PREFIX = "gpu"
@@ -68,6 +82,10 @@ def produce(key: str, scope: Scope, call: _Call) -> Mapping[str, Evidence]:
     return {}
 
 
+def _read_host(_key: str, _scope: Scope, _call: _Call) -> Mapping[str, Evidence]:
+    return host.read_host() | system.read_system() | processor.read_processor()
+
+
 def _read_packages(key: str, _scope: Scope, _call: _Call) -> Mapping[str, Evidence]:
     found = packages.read_packages()
     name = key.removeprefix("package.")
@@ -76,9 +94,26 @@ def _read_packages(key: str, _scope: Scope, _call: _Call) -> Mapping[str, Eviden
     return found | {key: packages.read_version(name)}
 
 
+def _read_wheels(_key: str, _scope: Scope, _call: _Call) -> Mapping[str, Evidence]:
+    return wheels.read_wheels(packages.read_installed())
+
+
 def _read_driver(_key: str, _scope: Scope, _call: _Call) -> Mapping[str, Evidence]:
     with open_nvml() as nvml:
-        return nvidia.read_driver(nvml)
+        return nvidia.read_driver(nvml) | driver_files.read_driver_files(nvml)
+
+
+def _read_start(_key: str, scope: Scope, _call: _Call) -> Mapping[str, Evidence]:
+    label = scope.device
+    found = cuda_start.read_machine()
+    if not label.startswith(DEVICE_PREFIX):
+        return found
+    return found | cuda_start.read_device(visible_uuid(label) or "", label)
+
+
+def _read_settings(_key: str, _scope: Scope, _call: _Call) -> Mapping[str, Evidence]:
+    with open_nvml() as nvml:
+        return settings.read_settings(nvml)
 
 
 def _read_device(_key: str, scope: Scope, _call: _Call) -> Mapping[str, Evidence]:
@@ -106,10 +141,23 @@ def _place(label: str) -> int:
 
 # The first prefix that fits decides.
 _SOURCES: tuple[tuple[str, _Reader], ...] = (
-    ("host.", lambda _key, _scope, _call: host.read_host()),
+    ("host.", _read_host),
     ("storage.", lambda _key, _scope, _call: storage.read_storage()),
+    ("package.nvidia.doubled", _read_wheels),
+    ("package.related", _read_wheels),
+    ("package.conda", _read_wheels),
+    ("package.glibc.", _read_wheels),
+    ("bitsandbytes.", _read_wheels),
+    ("xformers.operators", lambda _key, _scope, call: torch_build.read_operators(call)),
+    ("xformers.", _read_wheels),
     ("package.", _read_packages),
     ("flash_attn.", _read_packages),
+    ("environment.", _read_settings),
+    ("toolchain.", lambda _key, _scope, _call: toolchain.read_toolchain()),
+    ("library.", lambda _key, _scope, call: loaded.read_loaded(call)),
+    ("driver.start.", _read_start),
+    ("driver.library.cuda.", _read_start),
+    *((key, _read_start) for key in cuda_start.DEVICE_KEYS),
     ("driver.", _read_driver),
     ("device.count", _read_driver),
     ("device.lost", _read_driver),
@@ -118,5 +166,9 @@ _SOURCES: tuple[tuple[str, _Reader], ...] = (
     ("torch.", lambda _key, scope, call: torch_build.read_torch_build(call, scope.device)),
 )
 # one key of each source above, by what the source is about
-_OF_MACHINE = ("host.os", "storage.work.free", "package.torch", "driver.version", "torch.version")
-_OF_DEVICE = ("device.name", "torch.device.name", "torch.cuda.available")
+_OF_MACHINE = (
+    *("host.os", "storage.work.free", "package.torch", "package.related", "environment.variables"),
+    *("toolchain.compiler", "driver.version", "driver.start.code"),
+    *("torch.version", "library.loaded", "xformers.operators"),
+)
+_OF_DEVICE = ("device.name", "device.managed", "torch.device.name", "torch.cuda.available")
