@@ -1,0 +1,52 @@
+"""What is expected of a machine's parts: rules over its facts, and tables with their sources."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Literal
+
+import msgspec
+
+from cift_probe.data import read_rows
+from cift_probe.evidence import Evidence, Known, Reading, Unknown, absent
+from cift_probe.expect.compat import rule
+
+XIDS = "xids.toml"
+HARDWARE = "device.xids.hardware"
+
+
+class XidRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One row of `data/xids.toml`; its name is the number."""
+
+    kind: Literal["hardware", "application", "event"] = msgspec.field(name="class")
+    meaning: str
+    source: str
+    date: str
+
+
+@cache
+def read_xids() -> dict[str, XidRow]:
+    """Return the rows by number; raises DataError for a malformed one."""
+    return read_rows(XIDS, XidRow)
+
+
+def expect_hardware_xids() -> Evidence:
+    """Return the numbers that ask for the device or its node to be looked after."""
+    numbers = [int(number) for number, row in read_xids().items() if row.kind == "hardware"]
+    return Known(sorted(numbers), source=f"data/{XIDS}: NVIDIA's XID documentation, Azure")
+
+
+@rule("device.memory.capacity")
+def expect_capacity(facts: Reading) -> Evidence:
+    """Return what torch should call the device's memory: the driver's total, within 5 %.
+
+    What the driver keeps for itself is in NVML's total and not in CUDA's: 0.4 to 4 % of a card.
+    """
+    total, kind = facts["device.memory.total"], facts["device.memory.kind"]
+    for side in (total, kind):
+        if isinstance(side, Unknown) or side.absent:
+            return side
+    if isinstance(kind, Known) and kind.value == "unified":
+        return absent("host and device share one memory, which each side counts in its own way")
+    value = total.value if isinstance(total, Known) else 0
+    return Known(value, "B", f"{total.source}, within 5 %", band=0.05)
