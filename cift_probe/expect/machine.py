@@ -12,6 +12,7 @@ from cift_probe.evidence import Evidence, Known, Reading, Unknown, absent
 from cift_probe.expect.compat import rule
 
 XIDS = "xids.toml"
+_LEAST_CLOCK = 0.5
 HARDWARE = "device.xids.hardware"
 
 
@@ -50,3 +51,16 @@ def expect_capacity(facts: Reading) -> Evidence:
         return absent("host and device share one memory, which each side counts in its own way")
     value = total.value if isinstance(total, Known) else 0
     return Known(value, "B", f"{total.source}, within 5 %", band=0.05)
+
+
+@rule("load.clock.sm.min")
+def expect_clock(facts: Reading) -> Evidence:
+    """Return the SM clock that a device keeps under load: half of its highest, in Hz.
+
+    A data-centre card at its power limit runs matrix products at 0.6 to 0.9 of it; half is what
+    a device shows that is held down.
+    """
+    most = facts["device.clock.sm.max"]
+    if isinstance(most, Unknown) or most.absent:
+        return most
+    return Known(int(_LEAST_CLOCK * most.value), "Hz", f"half of {most.source}")

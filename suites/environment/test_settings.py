@@ -1,6 +1,6 @@
 """What the environment asks for is what happens."""
 
-from cift_probe.verdict import Finding, Reading, check, equals, is_empty
+from cift_probe.verdict import Finding, Reading, check, equals, is_empty, is_true
 
 
 @check("ENV016", after=("ENV007",), severity="should", device="gpu", domain="configuration")
@@ -25,3 +25,15 @@ def test_every_selected_device_exists(facts: Reading) -> Finding:
     Fix: name devices as nvidia-smi -L lists them, best by UUID.
     """
     return is_empty(facts["environment.selection.unmatched"])
+
+
+@check("ENV018", after=("ENV007",), severity="info", device="gpu", domain="driver")
+def test_segments_can_grow(measured: Reading) -> Finding:
+    """Torch's allocator can grow its segments on this device.
+
+    Why: expandable_segments:True saves what fragmentation takes; virtual GPUs, Jetson and Windows
+    lack what it needs, and there the setting has no effect or ends the run.
+
+    Fix: leave the setting out here.
+    """
+    return is_true(measured["allocator.expandable.works"])
