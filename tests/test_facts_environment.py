@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -660,7 +661,7 @@ def test_where_the_kernel_hides_its_module_nvml_vouches_for_it(tmp_path: Path) -
     assert isinstance(found["driver.modules"], Unknown)
     assert isinstance(found["driver.nodes"], Unknown)
     refused = driver_files.read_driver_files(Nvml(FakeNvml("driver-not-loaded")), tmp_path)
-    assert isinstance(refused["driver.module.version"], Unknown)
+    assert is_absent(refused["driver.module.version"])  # no bus, no node: no GPU either
 
 
 def test_a_library_of_windows_has_no_version(tmp_path: Path) -> None:
@@ -699,3 +700,127 @@ def test_recorded_machines_show_their_driver_files() -> None:
     assert value(told["hgx-h100-fabric"]["driver.module.version"]) == "535.216.01"
     assert value(told["hgx-h100-fabric"]["driver.nvswitch.count"]) == 4
     assert value(told["wsl-4090"]["driver.nodes"]) == ["dxg"]
+
+
+def test_a_library_newer_than_the_module_is_told_where_nvml_refuses() -> None:
+    machine = "driver-mismatch"
+    nvml = Nvml(FakeNvml(machine))
+    assert "different versions" in nvml.problem
+    found = driver_files.read_driver_files(nvml, RECORDED / machine)
+    assert value(found["driver.module.version"]) == "440.33.01"
+    assert value(found["driver.library.ml.version"]) == "440.100"
+
+
+def test_without_a_gpu_there_is_no_driver_to_compare(tmp_path: Path) -> None:
+    nvml = Nvml(FakeNvml("library-missing"))
+    for folder in ("dev", "sys/bus/pci/devices"):
+        (tmp_path / folder).mkdir(parents=True)
+    found = driver_files.read_driver_files(nvml, tmp_path)
+    for key in ("driver.module.version", "driver.module.kind", "driver.library.ml.version"):
+        assert is_absent(found[key])
+    (tmp_path / "dev/nvidia0").touch()
+    found = driver_files.read_driver_files(nvml, tmp_path)
+    for key in ("driver.module.version", "driver.module.kind", "driver.library.ml.version"):
+        assert isinstance(found[key], Unknown)
+
+
+# bitsandbytes' native library
+
+BINARIES = [f"libbitsandbytes_cuda{version}.so" for version in ("118", "121", "128", "130", "132")]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "override", "version"),
+    [
+        ("13.0", None, "130"),
+        ("13.1", None, "130"),
+        ("12.9", None, "128"),
+        ("12.0", None, "121"),
+        ("14.0", None, ""),
+        ("10.2", None, ""),
+        ("13.0", "118", "118"),
+        ("13.0", "124", ""),
+        ("13.0", "", ""),
+    ],
+)
+def test_the_binary_is_chosen_as_bitsandbytes_chooses_it(
+    runtime: str, override: str | None, version: str
+) -> None:
+    wanted = f"libbitsandbytes_cuda{version}.so" if version else ""
+    assert (
+        loaded_program.choose([*BINARIES, "libbitsandbytes_cuda.so"], runtime, override) == wanted
+    )
+
+
+def test_bitsandbytes_chooses_the_same() -> None:
+    from bitsandbytes import cextension
+    from bitsandbytes.cuda_specs import CUDASpecs
+
+    names = [path.name for path in cextension.PACKAGE_DIR.glob("libbitsandbytes_cuda*.so")]
+    for runtime in ("11.8", "12.2", "12.9", "13.0", "13.1", "13.9"):
+        major, minor = map(int, runtime.split("."))
+        specs = CUDASpecs("9.0", runtime.replace(".", ""), (major, minor))
+        theirs = cextension.get_cuda_bnb_library_path(specs).name
+        assert loaded_program.choose(names, runtime, None) == theirs
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Install a bitsandbytes whose one binary is no library, beside a torch of CUDA 13.0."""
+    package = tmp_path / "bitsandbytes"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "libbitsandbytes_cuda130.so").write_text("no ELF")
+    spec = SimpleNamespace(origin=str(package / "__init__.py"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: spec)
+    monkeypatch.delenv("BNB_CUDA_VERSION", raising=False)
+    version = SimpleNamespace(cuda="13.0")
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(version=version))
+    return package
+
+
+def test_a_binary_that_does_not_load_is_told_with_the_loaders_words(installed: Path) -> None:
+    told = loaded_program.read_native({})
+    assert told["chosen"] == "libbitsandbytes_cuda130.so"
+    assert str(installed) in told["error"]
+    found = loaded.read_native(lambda *_: told)
+    assert value(found["bitsandbytes.native"]) == "libbitsandbytes_cuda130.so"
+    assert value(found["bitsandbytes.native.errors"]) == [told["error"]]
+
+
+def test_a_binary_that_loads_has_no_error(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("ctypes.CDLL", opened.append)
+    told = loaded_program.read_native({})
+    assert opened == [str(installed / "libbitsandbytes_cuda130.so")]
+    assert value(loaded.parse_native(told)["bitsandbytes.native.errors"]) == []
+
+
+def test_a_missing_binary_is_an_error_and_a_missing_package_is_none(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (installed / "libbitsandbytes_cuda130.so").unlink()
+    found = loaded.parse_native(loaded_program.read_native({}))
+    assert is_absent(found["bitsandbytes.native"])
+    assert value(found["bitsandbytes.native.errors"]) == ["none of 0 is for CUDA 13.0"]
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(version=SimpleNamespace(cuda=None)))
+    assert "without CUDA" in loaded_program.read_native({})["missing"]
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    found = loaded.parse_native(loaded_program.read_native({}))
+    assert is_absent(found["bitsandbytes.native.errors"])
+
+
+@pytest.mark.parametrize("told", [None, [], {}, {"error": 5}])
+def test_no_answer_about_the_binary_is_unknown(told: object) -> None:
+    found = loaded.read_native(lambda *_: told)
+    assert set(found) == set(loaded.NATIVE_KEYS)
+    assert all(isinstance(item, Unknown) for item in found.values())
+
+
+def test_a_child_that_dies_loading_it_is_the_reason() -> None:
+    def call(*_: object) -> object:
+        raise WorkerFaultError(FaultKind.SIGNAL, "the child died of SIGSEGV", "")
+
+    for reader in (call, None):
+        found = loaded.read_native(reader)
+        assert all(isinstance(item, Unknown) for item in found.values())

@@ -21,7 +21,8 @@ python -m bitsandbytes
   platform, libc, Python, PyTorch with CUDA, HIP, XPU: as above, torch.xpu.version
   related packages: package.*
   CUDA version and capability it found, its native libraries: torch.cuda.version,
-  device.capability, bitsandbytes.binaries; copies of the runtime on paths: library.loaded
+  device.capability, bitsandbytes.binaries, bitsandbytes.native.errors; copies of the runtime on
+  paths: library.loaded
 accelerate env, transformers env
   versions: package.*; accelerator: torch.accelerator; memory: host.memory.total; GPU:
   device.name; path and default configuration: environment.accelerate.*

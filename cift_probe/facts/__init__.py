@@ -147,6 +147,7 @@ _SOURCES: tuple[tuple[str, _Reader], ...] = (
     ("package.related", _read_wheels),
     ("package.conda", _read_wheels),
     ("package.glibc.", _read_wheels),
+    ("bitsandbytes.native", lambda _key, _scope, call: loaded.read_native(call)),
     ("bitsandbytes.", _read_wheels),
     ("xformers.operators", lambda _key, _scope, call: torch_build.read_operators(call)),
     ("xformers.", _read_wheels),
@@ -170,5 +171,6 @@ _OF_MACHINE = (
     *("host.os", "storage.work.free", "package.torch", "package.related", "environment.variables"),
     *("toolchain.compiler", "driver.version", "driver.start.code"),
     *("torch.version", "library.loaded", "xformers.operators"),
+    "bitsandbytes.native",
 )
 _OF_DEVICE = ("device.name", "device.managed", "torch.device.name", "torch.cuda.available")

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from cift_probe.evidence import Evidence, Known, Unknown, absent
+from cift_probe.facts import pci
 from cift_probe.facts.cuda_start import parse_library_version
 from cift_probe.facts.loaded import parse_library, parse_maps
 from cift_probe.sensors import Nvml, parse_text
@@ -28,7 +29,6 @@ _MODULE = re.compile(
 _MANAGER = "nv-fabricmanager"
 _MANAGER_VERSION = re.compile(r"(\d{3,4}\.\d{1,4}(?:\.\d{1,4})?)")
 _DEADLINE_S = 10.0
-MISMATCH = 18  # nvml.h, NVML_ERROR_LIB_RM_VERSION_MISMATCH
 
 
 def parse_module(text: str) -> tuple[str, str]:
@@ -66,7 +66,7 @@ def read_driver_files(
         "driver.module.kind": kind,
         "driver.modules": _read_modules(root),
         "driver.nodes": _read_nodes(root),
-        "driver.library.ml.version": _read_ml_version(root),
+        "driver.library.ml.version": _read_ml_version(nvml, root),
         "driver.nvswitch.count": _read_switches(root),
         **_read_manager(root, ask or _ask),
     }
@@ -80,7 +80,9 @@ def _read_module(nvml: Nvml, root: Path) -> tuple[Evidence, Evidence]:
         return Known(version, "version", source), Known(kind, source=source)
     hidden = Unknown("the kernel does not show its NVIDIA module here", source)
     if nvml.problem:
-        return hidden, hidden
+        nothing = _no_driver(nvml, root)
+        missing = hidden if nothing is None else nothing
+        return missing, missing
     # nvmlInit refuses a module of another version (code 18): what works, fits
     told = nvml.evidence("nvmlSystemGetDriverVersion", unit="version", read=parse_text)
     return told, hidden
@@ -101,12 +103,22 @@ def _read_nodes(root: Path) -> Evidence:
     return Known([name for name in names if re.match(r"nvidia|nvhost|dxg$", name)], source="/dev")
 
 
-def _read_ml_version(root: Path) -> Evidence:
+def _no_driver(nvml: Nvml, root: Path) -> Known | None:
+    """Return that there is no driver, on a machine without an NVIDIA GPU that would need one."""
+    there = pci.read_hardware(root)
+    if isinstance(there, Unknown) or there.value:
+        return None
+    return absent(f"no driver: {nvml.problem}; no NVIDIA device on the PCI bus", there.source)
+
+
+def _read_ml_version(nvml: Nvml, root: Path) -> Evidence:
     source = "/proc/self/maps, once NVML was asked"
     paths = parse_maps(_text(root / "proc/self/maps") or "")
     path = next((path for path in paths if parse_library(path) == "libnvidia-ml"), "")
     if not path:
-        return Unknown("this process has not loaded libnvidia-ml", source)
+        hidden = Unknown("this process has not loaded libnvidia-ml", source)
+        nothing = _no_driver(nvml, root) if nvml.problem else None
+        return hidden if nothing is None else nothing
     version = parse_library_version(str((root / path.lstrip("/")).resolve()))
     if version:
         return Known(version, "version", path)

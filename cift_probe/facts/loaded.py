@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterable
 from pathlib import PurePosixPath
 from typing import Any, TypeAlias
 
-from cift_probe.evidence import Evidence, Known, Unknown
+from cift_probe.evidence import Evidence, Known, Unknown, absent
 from cift_probe.worker import WorkerFaultError
 
 Call: TypeAlias = Callable[[str, Any, float], Any]
 
+NATIVE_KEYS = ("bitsandbytes.native", "bitsandbytes.native.errors")
 KEYS = ("library.loaded", "library.doubled", "library.shadowed", "library.split")
 _TARGET = "cift_probe.stack.loaded:read_loaded"
+_NATIVE = "cift_probe.stack.loaded:read_native"
 _DEADLINE_S = 180.0
 _SOURCE = "/proc/self/maps after import torch, in a child process"
 _STEMS = (
@@ -89,6 +91,32 @@ def read_loaded(call: Call | None) -> dict[str, Evidence]:
         return parse_loaded(call(_TARGET, {}, _DEADLINE_S))
     except WorkerFaultError as fault:
         return dict.fromkeys(KEYS, Unknown(fault.detail, _SOURCE))
+
+
+def parse_native(told: Any) -> dict[str, Evidence]:
+    """Return the child's answer about bitsandbytes' native library as evidence."""
+    source = "dlopen after import torch, in a child process"
+    if isinstance(told, dict) and "missing" in told:
+        return dict.fromkeys(NATIVE_KEYS, absent(str(told["missing"]), source))
+    if not isinstance(told, dict) or not isinstance(told.get("error"), str):
+        return dict.fromkeys(NATIVE_KEYS, Unknown(f"the child answered {told!r}", source))
+    name, error = str(told.get("chosen") or ""), told["error"]
+    chosen = Known(name, source=source) if name else absent(error, source)
+    return {
+        "bitsandbytes.native": chosen,
+        "bitsandbytes.native.errors": Known([error] if error else [], source=source),
+    }
+
+
+def read_native(call: Call | None) -> dict[str, Evidence]:
+    """Return which native library bitsandbytes loads beside this torch, and the loader's words."""
+    if call is None:
+        reason = "native libraries are loaded in a child process, and here is none"
+        return dict.fromkeys(NATIVE_KEYS, Unknown(reason))
+    try:
+        return parse_native(call(_NATIVE, {}, _DEADLINE_S))
+    except WorkerFaultError as fault:
+        return dict.fromkeys(NATIVE_KEYS, Unknown(fault.detail))
 
 
 def _by_name(paths: Iterable[str]) -> dict[str, list[str]]:

@@ -1,12 +1,20 @@
-"""Which native libraries an import of torch brings in; carried out in a child process."""
+"""Which native libraries an import of torch brings in, and whether bitsandbytes' own loads.
+
+Carried out in a child process.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
+import os
+import re
 import sysconfig
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+_BINARY = re.compile(r"libbitsandbytes_cuda(\d{3,4})\.so")
 _FOLDERS = ("nvidia/*/lib", "nvidia/*/*/lib", "torch/lib")
 
 
@@ -32,3 +40,50 @@ def shipped(root: Path) -> list[str]:
     """
     found = (path for pattern in _FOLDERS for path in root.glob(f"{pattern}/*.so*"))
     return sorted({str(path.resolve()) for path in found})
+
+
+def read_native(_payload: Any) -> dict[str, Any]:
+    """Return which of bitsandbytes' native libraries suits torch's CUDA, and why it fails to load.
+
+    {"missing": reason} without bitsandbytes, or where torch is built without CUDA. bitsandbytes
+    is not imported: that takes seconds, starts CUDA, and hides the loader's words.
+    """
+    spec = importlib.util.find_spec("bitsandbytes")
+    if spec is None or spec.origin is None:
+        return {"missing": "bitsandbytes is not installed"}
+    import torch
+
+    if not torch.version.cuda:
+        return {"missing": "this torch was built without CUDA"}
+    folder = Path(spec.origin).parent
+    names = [path.name for path in folder.glob("libbitsandbytes_cuda*.so")]
+    chosen = choose(names, torch.version.cuda, os.environ.get("BNB_CUDA_VERSION"))
+    if not chosen:
+        return {"chosen": "", "error": f"none of {len(names)} is for CUDA {torch.version.cuda}"}
+    try:
+        ctypes.CDLL(str(folder / chosen))
+    except OSError as error:
+        return {"chosen": chosen, "error": str(error)}
+    return {"chosen": chosen, "error": ""}
+
+
+def choose(names: list[str], runtime: str, override: str | None) -> str:
+    """Return the library that bitsandbytes loads for a CUDA runtime; empty for none.
+
+    The one that BNB_CUDA_VERSION names; else the highest of the same major that is not newer;
+    else the lowest of that major (bitsandbytes/cextension.py, 0.50). A release that asks for the
+    exact version finds what is chosen here wherever that version is there.
+    """
+    if override is not None:
+        name = f"libbitsandbytes_cuda{override}.so"
+        return name if override.isdigit() and name in names else ""
+    wanted = _split(runtime.replace(".", ""))
+    versions = {_split(match[1]): match[0] for match in map(_BINARY.fullmatch, names) if match}
+    same = sorted(version for version in versions if version[0] == wanted[0])
+    older = [version for version in same if version <= wanted]
+    best = older[-1] if older else same[0] if same else None
+    return "" if best is None else versions[best]
+
+
+def _split(digits: str) -> tuple[int, int]:
+    return int(digits[:2]), int(digits[2:] or 0)

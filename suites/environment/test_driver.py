@@ -15,7 +15,7 @@ def test_cuda_starts(facts: Reading) -> Finding:
     return is_empty(facts["driver.start.errors"])
 
 
-@check("ENV009", after=("GPU001",), severity="should", device="gpu", domain="driver")
+@check("ENV009", severity="should", device="gpu", domain="driver")
 def test_driver_library_and_kernel_module_are_of_one_release(facts: Reading) -> Finding:
     """The driver's user-space library has the version of the kernel module that is loaded.
 

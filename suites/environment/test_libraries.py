@@ -91,3 +91,16 @@ def test_the_c_library_is_new_enough(facts: Reading) -> Finding:
     Fix: use the package's own wheel for this system, a newer container image, or a newer system.
     """
     return at_least(facts["host.libc.version"], facts["package.glibc.needed"])
+
+
+@check("ENV019", after=("ENV003",), severity="should", device="gpu")
+def test_the_native_library_of_bitsandbytes_loads(facts: Reading) -> Finding:
+    """The native library of bitsandbytes for torch's CUDA is there and loads.
+
+    Why: bitsandbytes imports without it, and fails at the first quantised layer; the loader's
+    words name the library that is missing.
+
+    Fix: unset BNB_CUDA_VERSION, install a bitsandbytes with a binary for this CUDA, or let the
+    loader find the library that is named (wheels of CUDA 13 keep it in nvidia/cu13/lib).
+    """
+    return is_empty(facts["bitsandbytes.native.errors"])
