@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from fake_nvml import FakeNvml
+from fake_nvml import RECORDED, FakeNvml
 from suite_runner import run_cift
 
 from cift_probe import facts
 from cift_probe.cli import facts as command
 from cift_probe.evidence import Evidence, Known, Unknown, absent
 from cift_probe.facts import settings
+from cift_probe.report.canonical import storable
 
 UUID = "8a6f0c5e-2f6d-4a53-9a0b-0c3a3d1f5b11"
 FOUND: dict[str, Evidence] = {
@@ -235,6 +236,21 @@ def test_the_keys_of_a_gpu_are_told_where_there_is_one(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml("h200"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert set(WITH_A_GPU) <= set(facts.read_everything(["gpu0"], None))
+
+
+@pytest.mark.parametrize(
+    "machine", sorted(path.parent.name for path in RECORDED.glob("*/nvml.json"))
+)
+def test_every_recorded_machine_is_told_as_json_and_as_a_page(
+    machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(machine))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = facts.read_everything(facts.read_devices(), None)
+    clean = command.without_names(found)
+    assert json.loads(json.dumps(storable(command.entries(clean)), allow_nan=False))
+    assert set(clean) == set(found)
+    assert all("\n" not in line for line in command.page(found))
 
 
 def test_the_list_of_the_module_names_the_tools() -> None:

@@ -59,8 +59,10 @@ def test_a_code_of_the_start_is_told_with_its_meaning(code: int, words: str) -> 
 
 def test_a_good_start_has_no_error_and_names_the_library() -> None:
     path = "/usr/local/cuda-13.0/compat/libcuda.so.580.95.05"
-    found = cuda_start.parse_start({"code": 0, "path": path, "devices": {}})
+    found = cuda_start.parse_start({"code": 0, "seconds": 1.5, "path": path, "devices": {}})
     assert value(found["driver.start.errors"]) == []
+    assert found["driver.start.duration"].source == found["driver.start.code"].source
+    assert value(found["driver.start.duration"]) == 1.5
     assert value(found["driver.library.cuda.path"]) == path
     assert value(found["driver.library.cuda.version"]) == "580.95.05"
 
@@ -68,7 +70,8 @@ def test_a_good_start_has_no_error_and_names_the_library() -> None:
 def test_a_library_without_a_version_in_its_name_has_none() -> None:
     told = {"code": 0, "path": "/usr/lib/wsl/lib/libcuda.so.1", "devices": {}}
     assert is_absent(cuda_start.parse_start(told)["driver.library.cuda.version"])
-    hidden = cuda_start.parse_start({"code": 0, "path": None})
+    hidden = cuda_start.parse_start({"code": 0, "path": None, "seconds": "fast"})
+    assert isinstance(hidden["driver.start.duration"], Unknown)
     assert isinstance(hidden["driver.library.cuda.version"], Unknown)
 
 
@@ -132,6 +135,7 @@ def test_the_program_asks_the_driver_and_leaves_out_what_it_refuses(driver: Driv
     told = start_program.read_start()
     assert told["code"] == 0
     assert told["version"] == 13000
+    assert told["seconds"] >= 0
     assert told["devices"] == {
         UUID[4:]: {"integrated": 0, "managed": 1, "pageable": 0, "managed_concurrent": 0}
     }

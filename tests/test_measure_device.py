@@ -223,6 +223,7 @@ def test_the_link_is_read_during_the_copies(torch: Torch) -> None:
         16 * 3.938e9
     )
     assert found["pcie.to_host"].unit == "B/s"
+    assert torch.emptied == 1  # the pinned memory is given back
 
 
 @pytest.mark.usefixtures("nvml", "torch")

@@ -22,6 +22,7 @@ TABLE = "cuda_errors.toml"
 MACHINE_KEYS = (
     "driver.start.code",
     "driver.start.errors",
+    "driver.start.duration",
     "driver.library.cuda.path",
     "driver.library.cuda.version",
 )
@@ -71,6 +72,7 @@ def parse_start(told: Any) -> dict[str, Evidence]:
     return {
         "driver.start.code": Known(code, source=_SOURCE),
         "driver.start.errors": Known([_meaning(code)] if code else [], source=_SOURCE),
+        "driver.start.duration": _duration(told.get("seconds")),
         "driver.library.cuda.path": Known(path, source="/proc/self/maps") if path else where,
         "driver.library.cuda.version": (
             Known(version, "version", path) if version else unnamed if path else where
@@ -122,6 +124,12 @@ def read_device(uuid: str, label: str) -> dict[str, Evidence]:
 def read_errors() -> dict[str, ErrorRow]:
     """Return the rows by code; raises DataError for a malformed one."""
     return read_rows(TABLE, ErrorRow)
+
+
+def _duration(seconds: Any) -> Evidence:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        return Unknown("the program does not tell how long the start took", _SOURCE)
+    return Known(float(seconds), "s", _SOURCE, note="without persistence mode it takes longer")
 
 
 def _meaning(code: int) -> str:

@@ -1,4 +1,4 @@
-"""What the operating system says of the host: processor, memory, limits, container.
+"""What the operating system says of the host: system, processor, memory, container.
 
 Every reader takes the root of the file system, so that a recorded tree stands in for a machine.
 """

@@ -22,7 +22,7 @@ PRODUCES = (
 )
 _SIDE = 8192
 _LASTS_S = 2.0
-_CHUNK = 4  # products between two looks at the clock
+_CHUNK = 2  # products between two looks at the clock; on the slowest devices one takes a second
 _PAUSE_S = 0.05
 _BF16 = 8  # major capability with bf16 in the tensor cores
 _SHARE = 0.2  # of the later readings: below it a reason came and went

@@ -52,6 +52,8 @@ def measure_pcie(task: Task) -> dict[str, Evidence]:
     with Sampler(_first if task.fault == "first_generation" else read_link, _PAUSE_S) as sampler:
         there = _rate(torch, device, host, slower)
         back = _rate(torch, host, device, slower)
+    del host
+    torch._C._host_emptyCache()  # noqa: SLF001 - else torch keeps the pinned memory for good
     return judge(sampler, there, back)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ ATTRIBUTES = {
 
 
 def read_start() -> dict[str, Any]:
-    """Return code of cuInit, CUDA version, path of the library, and attributes by device UUID.
+    """Return code and seconds of cuInit, version, path of the library, attributes by device UUID.
 
     `code` is None where the library cannot be loaded, and `problem` then says why.
     """
@@ -34,8 +35,10 @@ def read_start() -> dict[str, Any]:
         cuda = ctypes.CDLL(_LIBRARY)
     except OSError as error:
         return {"code": None, "problem": str(error), "devices": {}}
+    started = time.perf_counter()
     code = int(cuda.cuInit(0))
-    found: dict[str, Any] = {"code": code, "path": _mapped("libcuda.so"), "devices": {}}
+    found: dict[str, Any] = {"code": code, "seconds": time.perf_counter() - started}
+    found |= {"path": _mapped("libcuda.so"), "devices": {}}
     number = ctypes.c_int()
     if cuda.cuDriverGetVersion(ctypes.byref(number)) == 0:
         found["version"] = number.value

@@ -38,7 +38,7 @@ def test_link_carries_what_it_should(measured: Reading, expected: Reading) -> Fi
     return at_least(measured["pcie.share"], expected["pcie.share.min"])
 
 
-@check("GPU023", after=("ENV007",), severity="should", device="gpu", domain="hardware")
+@check("GPU023", after=("ENV007",), severity="should", device="gpu", domain="hardware", quick=False)
 def test_clocks_are_not_held_down_by_a_fault(measured: Reading, expected: Reading) -> Finding:
     """Under load, neither heat nor the power supply holds the clocks down.
 
@@ -50,7 +50,7 @@ def test_clocks_are_not_held_down_by_a_fault(measured: Reading, expected: Readin
     return disjoint(measured["load.throttle.reasons"], expected["load.throttle.refused"])
 
 
-@check("GPU024", after=("ENV007",), severity="should", device="gpu", domain="hardware")
+@check("GPU024", after=("ENV007",), severity="should", device="gpu", domain="hardware", quick=False)
 def test_clocks_rise_under_load(measured: Reading, expected: Reading) -> Finding:
     """Under load the SM clock is above half of the device's highest.
 
