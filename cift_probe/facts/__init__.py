@@ -17,6 +17,7 @@ from cift_probe.facts import (
     nvidia,
     packages,
     processor,
+    requirements,
     settings,
     storage,
     system,
@@ -95,7 +96,7 @@ def _read_packages(key: str, _scope: Scope, _call: _Call) -> Mapping[str, Eviden
 
 
 def _read_wheels(_key: str, _scope: Scope, _call: _Call) -> Mapping[str, Evidence]:
-    return wheels.read_wheels(packages.read_installed())
+    return wheels.read_wheels(packages.read_installed()) | requirements.read_conflicts()
 
 
 def _read_driver(_key: str, _scope: Scope, _call: _Call) -> Mapping[str, Evidence]:
@@ -146,6 +147,7 @@ _SOURCES: tuple[tuple[str, _Reader], ...] = (
     ("package.nvidia.doubled", _read_wheels),
     ("package.related", _read_wheels),
     ("package.conda", _read_wheels),
+    ("package.conflicts", _read_wheels),
     ("package.glibc.", _read_wheels),
     ("bitsandbytes.native", lambda _key, _scope, call: loaded.read_native(call)),
     ("bitsandbytes.", _read_wheels),

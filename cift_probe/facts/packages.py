@@ -138,6 +138,12 @@ def read_installed(paths: Sequence[str] | None = None) -> dict[str, str]:
     return dict(sorted(installed.items()))
 
 
+def read_metadata(name: str, paths: Sequence[str]) -> str:
+    """Return the core metadata of one distribution; empty when it is not installed."""
+    installed = _find(name, paths)
+    return "" if installed is None else _metadata(installed)
+
+
 def read_version(name: str, paths: Sequence[str] | None = None) -> Evidence:
     """Return the version of one distribution from its metadata; absent when not installed."""
     source = f"metadata of {name}"

@@ -30,17 +30,19 @@ def test_cuda_libraries_have_one_origin(facts: Reading) -> Finding:
 
 
 @check("ENV012", severity="should")
-def test_packages_are_installed_once(facts: Reading) -> Finding:
-    """No package is installed twice, and no CUDA library for two major releases.
+def test_installed_packages_fit_each_other(facts: Reading) -> Finding:
+    """No package is there twice, no CUDA library for two majors, and requirements are met.
 
-    Why: CUDA wheels of two majors unpack into one folder and overwrite each other; of a package
-    that is there twice, whichever comes first on the path is imported.
+    Why: of a package that is there twice the first on the path is imported; CUDA wheels of two
+    majors overwrite each other; a compiled package pins the torch that it was built with.
 
-    Fix: make a fresh environment, or uninstall both and install one.
+    Fix: install the versions that the reason names together, in one command; best in a fresh
+    environment.
     """
     return all_of(
         is_empty(facts["package.nvidia.doubled"]),
         is_empty(facts["package.duplicates"]),
+        is_empty(facts["package.conflicts"]),
     )
 
 
