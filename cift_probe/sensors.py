@@ -219,23 +219,6 @@ def read_sample(nvml: Nvml, uuid: str) -> dict[str, Evidence]:
     }
 
 
-def read_link(nvml: Nvml, uuid: str) -> dict[str, Evidence]:
-    """Return generation and width of the PCIe link as they are at this moment."""
-    asked = {
-        "device.pcie.generation.current": "nvmlDeviceGetCurrPcieLinkGeneration",
-        "device.pcie.width.current": "nvmlDeviceGetCurrPcieLinkWidth",
-    }
-    try:
-        handle = nvml.ask("nvmlDeviceGetHandleByUUID", uuid)
-        board = read_board_handle(nvml, handle, uuid)
-    except RefusedError as error:
-        return dict.fromkeys(asked, Unknown(str(error), "NVML"))
-    return {
-        key: nvml.evidence(function, board, unit="1", read=parse_number)
-        for key, function in asked.items()
-    }
-
-
 def read_board_handle(nvml: Nvml, handle: Any, uuid: str) -> Any:
     """Return the handle of the whole board: of a MIG slice its parent's; raises RefusedError."""
     if not uuid.startswith("MIG-"):

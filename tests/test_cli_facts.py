@@ -106,6 +106,14 @@ def test_every_source_is_read_for_every_device(monkeypatch: pytest.MonkeyPatch) 
     assert {"host.os", "storage.work.free", "package.torch", "driver.version"} <= set(found)
 
 
+def test_no_source_is_left_out() -> None:
+    def reader(key: str) -> object:
+        return next(read for prefix, read in facts._SOURCES if key.startswith(prefix))  # noqa: SLF001 - the table itself
+
+    asked = {reader(key) for key in (*facts._OF_MACHINE, *facts._OF_DEVICE)}  # noqa: SLF001 - as above
+    assert asked == {read for _, read in facts._SOURCES}  # noqa: SLF001 - as above
+
+
 def test_torch_stays_out_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)  # an import of it would raise
     assert isinstance(facts.read_everything([], None)["host.os"], Known)

@@ -15,7 +15,8 @@ from cift_probe.evidence import Evidence, Known, Unknown, absent
 from cift_probe.expect.limits import read_limits
 from cift_probe.measure import expandable, load, pcie, pinned, sampling
 from cift_probe.measure.declare import Task
-from cift_probe.sensors import Nvml, read_link, read_sample, read_visible
+from cift_probe.measure.pcie import read_link
+from cift_probe.sensors import Nvml, read_sample, read_visible
 
 GIB = 1 << 30
 

@@ -14,7 +14,7 @@ from typing import Any
 from cift_probe.evidence import Evidence, Known, Unknown, absent
 from cift_probe.measure.declare import Task, instrument
 from cift_probe.measure.sampling import Reading, Sampler
-from cift_probe.sensors import Nvml, read_link
+from cift_probe.sensors import Nvml, RefusedError, parse_number, read_board_handle
 
 PRODUCES = ("pcie.generation", "pcie.width", "pcie.to_device", "pcie.to_host", "pcie.share")
 _LANE = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
@@ -55,6 +55,23 @@ def measure_pcie(task: Task) -> dict[str, Evidence]:
     del host
     torch._C._host_emptyCache()  # noqa: SLF001 - else torch keeps the pinned memory for good
     return judge(sampler, there, back)
+
+
+def read_link(nvml: Nvml, uuid: str) -> dict[str, Evidence]:
+    """Return generation and width of the PCIe link as they are at this moment."""
+    asked = {
+        "device.pcie.generation.current": "nvmlDeviceGetCurrPcieLinkGeneration",
+        "device.pcie.width.current": "nvmlDeviceGetCurrPcieLinkWidth",
+    }
+    try:
+        handle = nvml.ask("nvmlDeviceGetHandleByUUID", uuid)
+        board = read_board_handle(nvml, handle, uuid)
+    except RefusedError as error:
+        return dict.fromkeys(asked, Unknown(str(error), "NVML"))
+    return {
+        key: nvml.evidence(function, board, unit="1", read=parse_number)
+        for key, function in asked.items()
+    }
 
 
 def judge(sampler: Sampler, there: float, back: float) -> dict[str, Evidence]:
