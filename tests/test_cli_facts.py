@@ -110,7 +110,8 @@ def test_no_source_is_left_out() -> None:
     def reader(key: str) -> object:
         return next(read for prefix, read in facts._SOURCES if key.startswith(prefix))  # noqa: SLF001 - the table itself
 
-    asked = {reader(key) for key in (*facts._OF_MACHINE, *facts._OF_DEVICE)}  # noqa: SLF001 - as above
+    keys = (*facts._OF_MACHINE, *facts._OF_TORCH, *facts._OF_DEVICE)  # noqa: SLF001 - as above
+    asked = {reader(key) for key in keys}
     assert asked == {read for _, read in facts._SOURCES}  # noqa: SLF001 - as above
 
 

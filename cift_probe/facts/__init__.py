@@ -52,10 +52,10 @@ def visible_uuid(label: str) -> str | None:
 def read_everything(devices: list[str], call: DeviceCall | None) -> dict[str, Evidence]:
     """Return all that every source says of the machine and of `devices`, by stored key.
 
-    `call(device, function, payload, deadline_s)` runs a function in the child of one device; the
-    children of several devices start at the same time.
+    `call(device, function, payload, deadline_s)` runs a function in the child of one device.
+    Children start at the same time, and what needs none is read meanwhile: to import torch takes
+    longer than all the rest.
     """
-    first = devices[0] if devices else ""
 
     def read(device: str, keys: tuple[str, ...]) -> dict[str, Evidence]:
         found: dict[str, Evidence] = {}
@@ -64,9 +64,12 @@ def read_everything(devices: list[str], call: DeviceCall | None) -> dict[str, Ev
             found.update(produce(key, Scope(device), inner))
         return found
 
-    found = read(first, _OF_MACHINE)
-    with ThreadPoolExecutor(max_workers=max(1, len(devices))) as pool:
-        for told in pool.map(lambda device: read(device, _OF_DEVICE), devices):
+    first, *others = devices or [""]
+    tasks = [(first, _OF_MACHINE), (first, _OF_TORCH + (_OF_DEVICE if devices else ()))]
+    tasks += [(device, _OF_DEVICE) for device in others]
+    found: dict[str, Evidence] = {}
+    with ThreadPoolExecutor(max_workers=len(tasks)) as pool:
+        for told in pool.map(lambda task: read(*task), tasks):
             found.update(told)
     return found
 
@@ -172,7 +175,6 @@ _SOURCES: tuple[tuple[str, _Reader], ...] = (
 _OF_MACHINE = (
     *("host.os", "storage.work.free", "package.torch", "package.related", "environment.variables"),
     *("toolchain.compiler", "driver.version", "driver.start.code"),
-    *("torch.version", "library.loaded", "xformers.operators"),
-    "bitsandbytes.native",
 )
+_OF_TORCH = ("torch.version", "library.loaded", "bitsandbytes.native", "xformers.operators")
 _OF_DEVICE = ("device.name", "device.managed", "torch.device.name", "torch.cuda.available")

@@ -76,7 +76,7 @@ def _mapped(name: str) -> str | None:
     except OSError:
         return None
     paths = [line[line.find("/") :] for line in lines if f"/{name}" in line]
-    return paths[0] if paths else None
+    return str(Path(paths[0]).resolve()) if paths else None
 
 
 if __name__ == "__main__":
