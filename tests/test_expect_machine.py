@@ -59,3 +59,11 @@ def test_torch_may_see_a_little_less_than_the_driver() -> None:
     )
     assert isinstance(shared, Known)
     assert shared.absent
+
+
+def test_a_clock_and_processors_follow_from_the_facts() -> None:
+    clock = expected("load.clock.sm.min", device__clock__sm__max=Known(1_980_000_000, "Hz", "NVML"))
+    assert clock == Known(990_000_000, "Hz", "half of NVML")
+    cores = expected("host.cpu.num_usable.min", device__count=Known(8, "1"))
+    assert isinstance(cores, Known)
+    assert (cores.value, cores.unit) == (16, "1")

@@ -13,6 +13,7 @@ from cift_probe.expect.compat import rule
 
 XIDS = "xids.toml"
 _LEAST_CLOCK = 0.5
+_PROCESSORS = 2
 HARDWARE = "device.xids.hardware"
 
 
@@ -64,3 +65,13 @@ def expect_clock(facts: Reading) -> Evidence:
     if isinstance(most, Unknown) or most.absent:
         return most
     return Known(int(_LEAST_CLOCK * most.value), "Hz", f"half of {most.source}")
+
+
+@rule("host.cpu.num_usable.min")
+def expect_processors(facts: Reading) -> Evidence:
+    """Return how many processors this process should be able to use: two for each device."""
+    count = facts["device.count"]
+    if isinstance(count, Unknown) or count.absent:
+        return count
+    source = "vast-cli check_requirements: 2 processors for each GPU"
+    return Known(_PROCESSORS * count.value, "1", source, note=f"{count.value} devices")

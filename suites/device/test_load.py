@@ -7,6 +7,7 @@ from cift_probe.verdict import (
     at_least,
     check,
     disjoint,
+    is_false,
 )
 
 
@@ -60,3 +61,15 @@ def test_clocks_rise_under_load(measured: Reading, expected: Reading) -> Finding
     Fix: have the administrator reset locked clocks (nvidia-smi -rgc) and the power limit.
     """
     return at_least(measured["load.clock.sm"], expected["load.clock.sm.min"])
+
+
+@check("GPU025", after=("ENV007",), severity="should", device="gpu", domain="driver")
+def test_device_memory_is_the_devices_own(measured: Reading) -> Finding:
+    """Memory that is allocated on the device is written at the device's speed.
+
+    Why: Windows and WSL serve from host memory what the card does not have, so that a plan "fits"
+    and runs many times slower, without an error.
+
+    Fix: choose "Prefer No Sysmem Fallback" in the driver's settings, and plan with what is free.
+    """
+    return is_false(measured["device.spilled"])

@@ -53,3 +53,15 @@ def test_the_kernel_grants_memory(facts: Reading, expected: Reading) -> Finding:
     Fix: have the administrator set vm.overcommit_memory to 0, or raise vm.overcommit_ratio.
     """
     return at_least(facts["host.memory.commit.left"], expected["host.memory.available.min"])
+
+
+@check("HST016", after=("GPU001",), severity="should", device="gpu", domain="configuration")
+def test_enough_processors_may_be_used(facts: Reading, expected: Reading) -> Finding:
+    """The affinity and quota of this process leave two processors for each device.
+
+    Why: steps with small batches are bound by the processor that launches kernels; one more loads
+    the data. A container's quota counts, not the host's processors.
+
+    Fix: raise the container's or job's CPU limit, or its binding.
+    """
+    return at_least(facts["host.cpu.num_usable"], expected["host.cpu.num_usable.min"])
