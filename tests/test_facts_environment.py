@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -273,15 +274,43 @@ def test_the_child_tells_what_is_mapped_and_what_wheels_carry(tmp_path: Path) ->
     (tmp_path / "nvidia/cu13/lib/libcublas.so.13").symlink_to(store)
     for name in ("nvidia/cudnn/lib/libcudnn.so.9", "torch/lib/libc10.so", "other/lib/libx.so"):
         (tmp_path / name).touch()
-    assert loaded_program.shipped(tmp_path) == sorted(
+    assert loaded_program.shipped(tmp_path, ("nvidia/*/lib", "torch/lib")) == sorted(
         [
             str(tmp_path / "nvidia/cudnn/lib/libcudnn.so.9"),
             str(store),
             str(tmp_path / "torch/lib/libc10.so"),
         ]
     )
+    torch_alone = [str(tmp_path / "torch/lib/libc10.so")]
+    assert loaded_program.shipped(tmp_path, ("torch/lib",)) == torch_alone
     told = loaded_program.read_loaded({})
     assert any("libc" in path for path in loaded.parse_maps(told["maps"]))
+
+
+@pytest.mark.parametrize(
+    ("asked", "counted"),
+    [
+        (["filelock", 'nvidia-cudnn-cu13==9.19 ; platform_system == "Linux"'], True),
+        (["filelock"], False),  # a container's or conda's own build, for the system's libraries
+        (None, False),
+    ],
+)
+def test_nvidias_wheels_count_where_torch_asks_for_them(
+    asked: list[str] | None,
+    counted: bool,  # noqa: FBT001 - a column of the table above
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loaded_program, "requires", lambda _name: asked)
+    assert ("nvidia/*/lib" in loaded_program.read_folders()) is counted
+    assert "torch/lib" in loaded_program.read_folders()
+
+
+def test_a_torch_without_metadata_has_its_own_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_name: str) -> list[str]:
+        raise PackageNotFoundError
+
+    monkeypatch.setattr(loaded_program, "requires", missing)
+    assert loaded_program.read_folders() == ("torch/lib",)
 
 
 # settings
@@ -504,14 +533,14 @@ def test_headers_and_builders_are_looked_for(
 @pytest.mark.parametrize(
     ("installed", "libraries"),
     [
-        ({"nvidia-cublas-cu12": "12.8.4.1", "nvidia-cublas": "13.1.0.3"}, ["cublas"]),
+        ({"nvidia-cublas-cu11": "11.11.3.6", "nvidia-cublas-cu12": "12.8.4.1"}, ["cublas"]),
+        ({"nvidia-cublas-cu12": "12.8.4.1", "nvidia-cublas": "13.1.0.3"}, []),  # two folders
         ({"nvidia-cudnn-cu12": "9.10", "nvidia-cudnn-cu13": "9.19"}, ["cudnn"]),
         (
             {"nvidia-cuda-runtime-cu11": "11.8", "nvidia-cuda-runtime-cu12": "12.1"},
             ["cuda-runtime"],
         ),
         ({"nvidia-cublas": "13.1.0.3", "nvidia-cufft": "12.0.0.61"}, []),
-        ({"nvidia-cufft-cu12": "11.3", "nvidia-cufft": "12.0"}, []),  # its number is not CUDA's
         ({"nvidia-ml-py": "13.615", "nvidia-nccl-cu13": "2.28"}, []),
         ({}, []),
     ],

@@ -130,7 +130,8 @@ def _read_device(_key: str, scope: Scope, _call: _Call) -> Mapping[str, Evidence
         if uuid is None:
             why = nvml.problem or f"this process sees {len(uuids)} GPU(s)"
             return nvidia.no_device(label, Unknown(f"there is no {label or 'GPU named'}: {why}"))
-        return nvidia.scoped(nvidia.read_device(nvml, uuid, _place(label)), label)
+        found = nvidia.read_device(nvml, uuid, _place(label), visible=uuids)
+        return nvidia.scoped(found, label)
 
 
 def _uuid(uuids: list[str], label: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -228,8 +228,12 @@ def _count_without_driver(nvml: Nvml, root: Path) -> Evidence:
     return Known(0, "1", there.source, note=note)
 
 
-def read_device(nvml: Nvml, uuid: str, index: int, root: Path = _ROOT) -> dict[str, Evidence]:
+def read_device(
+    nvml: Nvml, uuid: str, index: int, root: Path = _ROOT, visible: Sequence[str] | None = None
+) -> dict[str, Evidence]:
     """Return every field of one device, without a scope; `index` is its place among the visible.
+
+    `visible` has the UUIDs of all that are visible; they are read where it is None.
 
     Of a MIG slice, what it shares with its board (temperature, power, ECC) is the board's.
     """
@@ -248,7 +252,8 @@ def read_device(nvml: Nvml, uuid: str, index: int, root: Path = _ROOT) -> dict[s
     found["device.mig.parent"] = parent if uuid.startswith("MIG-") else whole
     found |= gpu_memory.read(nvml, handle, found["device.name"], found["device.capability"], root)
     found |= gpu_processes.read(nvml, handle)
-    peers = [item for item in read_visible(nvml) if item != uuid and not item.startswith("MIG-")]
+    others = read_visible(nvml) if visible is None else visible
+    peers = [item for item in others if item != uuid and not item.startswith("MIG-")]
     found |= gpu_links.read_links(nvml, board, found["device.pci.bus_id"], peers, root)
     log = kernel_log.read_log(str(root / "dev/kmsg"))
     found |= kernel_log.read_xids(found["device.pci.bus_id"], log)

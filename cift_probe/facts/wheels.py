@@ -1,8 +1,8 @@
 """What installed wheels carry and need: CUDA libraries, native binaries, conda's packages.
 
-Sources: names of NVIDIA's wheels on PyPI (nvidia-cublas-cu12; from CUDA 13 nvidia-cublas with the
-major release in the version); bitsandbytes/cuda_specs.py and cextension.py for its binaries;
-xformers/cpp_lib.json; the GNU symbol versions in an ELF file's strings.
+Sources: names and folders of NVIDIA's wheels on PyPI (nvidia-cublas-cu12 in nvidia/cublas; from
+CUDA 13 on nvidia-cublas in nvidia/cu13); bitsandbytes/cuda_specs.py and cextension.py for its
+binaries; xformers/cpp_lib.json; the GNU symbol versions in an ELF file's strings.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ from packaging.version import Version
 
 from cift_probe.evidence import Evidence, Known, Unknown, absent
 
-_CUDA_WHEEL = re.compile(r"nvidia-(?P<name>[a-z0-9-]{2,40}?)(?:-cu(?P<major>\d{2}))?")
-# wheels whose version is that of the CUDA release; others carry their own numbers
-_LIKE_CUDA = ("cublas", "cuda-cupti", "cuda-nvrtc", "cuda-runtime", "nvjitlink", "nvtx")
+_CUDA_WHEEL = re.compile(r"nvidia-(?P<name>[a-z0-9-]{2,40})-cu(?P<major>\d{2})")
 _BINARY = re.compile(r"libbitsandbytes_(?P<kind>cuda|rocm|xpu|cpu)(?P<version>\d{0,5})\.so")
 _GLIBC = re.compile(rb"GLIBC_(\d\.\d{1,3}(?:\.\d{1,3})?)(?![\d.])")
 _CONDA = re.compile(r"(?P<name>.{1,100})-(?P<version>[^-]{1,60})-[^-]{1,60}\.json")
@@ -34,22 +32,16 @@ _MAX_JSON_BYTES = 1 << 18
 def parse_cuda_wheels(wheels: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the libraries of which wheels for more than one CUDA major are installed.
 
-    Such wheels unpack into one folder (nvidia/cudnn/lib), so that the later one has overwritten
-    the other, and uninstalling either breaks both.
+    Wheels named for their major unpack into one folder (nvidia/cudnn/lib), so that the later one
+    has overwritten the other, and uninstalling either breaks both. Those without a major in their
+    name (CUDA 13's nvidia-cublas) have a folder of their own, nvidia/cu13, and harm none.
     """
-    majors: dict[str, dict[str, str]] = {}
+    found: dict[str, list[str]] = {}
     for wheel, version in sorted(wheels.items()):
         match = _CUDA_WHEEL.fullmatch(wheel)
-        if match is None:
-            continue
-        major = match["major"] or _major_of(match["name"], version)
-        if major:
-            majors.setdefault(match["name"], {})[major] = f"{wheel} {version}"
-    return [
-        {"library": name, "wheels": list(found.values())}
-        for name, found in majors.items()
-        if len(found) > 1
-    ]
+        if match is not None:
+            found.setdefault(match["name"], []).append(f"{wheel} {version}")
+    return [{"library": name, "wheels": named} for name, named in found.items() if len(named) > 1]
 
 
 def parse_glibc(image: bytes) -> str:
@@ -117,11 +109,6 @@ def read_wheels(
         "xformers.built": _read_xformers(xformers),
         "package.glibc.needed": _read_glibc(bitsandbytes, xformers, _first(places, "torch")),
     }
-
-
-def _major_of(name: str, version: str) -> str:
-    major = version.partition(".")[0]
-    return major if name in _LIKE_CUDA and major.isdecimal() else ""
 
 
 def _first(places: Iterable[Path], package: str) -> Path | None:

@@ -11,11 +11,13 @@ import os
 import re
 import sysconfig
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any
 
 _BINARY = re.compile(r"libbitsandbytes_cuda(\d{3,4})\.so")
-_FOLDERS = ("nvidia/*/lib", "nvidia/*/*/lib", "torch/lib")
+_OWN = ("torch/lib",)
+_NVIDIAS = ("nvidia/*/lib", "nvidia/*/*/lib")
 
 
 def read_loaded(_payload: Any) -> dict[str, Any]:
@@ -30,15 +32,31 @@ def read_loaded(_payload: Any) -> dict[str, Any]:
 
         torch.cuda.is_available()
         root = Path(torch.__file__).parent.parent
-    return {"maps": Path("/proc/self/maps").read_text(errors="replace"), "shipped": shipped(root)}
+    return {
+        "maps": Path("/proc/self/maps").read_text(errors="replace"),
+        "shipped": shipped(root, read_folders()),
+    }
 
 
-def shipped(root: Path) -> list[str]:
-    """Return shared libraries in the folders below `root` where wheels put CUDA's; links resolved.
+def read_folders() -> tuple[str, ...]:
+    """Return the folders whose libraries belong to torch, below the one it is installed in.
+
+    NVIDIA's wheels belong to it where it asks for them. A build of a container or of conda is
+    made for the system's libraries, whatever wheels another package has brought in.
+    """
+    try:
+        asked = requires("torch") or []
+    except PackageNotFoundError:
+        asked = []
+    return (*_NVIDIAS, *_OWN) if any(item.startswith("nvidia-") for item in asked) else _OWN
+
+
+def shipped(root: Path, folders: tuple[str, ...]) -> list[str]:
+    """Return the shared libraries in folders (patterns) below `root`, links resolved.
 
     The kernel shows resolved paths too: some installers link every file from a store.
     """
-    found = (path for pattern in _FOLDERS for path in root.glob(f"{pattern}/*.so*"))
+    found = (path for pattern in folders for path in root.glob(f"{pattern}/*.so*"))
     return sorted({str(path.resolve()) for path in found})
 
 
