@@ -785,6 +785,17 @@ def test_the_binary_is_chosen_as_bitsandbytes_chooses_it(
     )
 
 
+@pytest.mark.parametrize(
+    ("runtime", "override", "version"),
+    [("13.0", None, "130"), ("12.9", None, ""), ("12.8", "", "128"), ("12.8", "118", "118")],
+)
+def test_an_older_bitsandbytes_wants_the_very_version(
+    runtime: str, override: str | None, version: str
+) -> None:
+    wanted = f"libbitsandbytes_cuda{version}.so" if version else ""
+    assert loaded_program.choose(BINARIES, runtime, override, exact=True) == wanted
+
+
 def test_bitsandbytes_chooses_the_same() -> None:
     from bitsandbytes import cextension
     from bitsandbytes.cuda_specs import CUDASpecs
@@ -819,6 +830,29 @@ def test_a_binary_that_does_not_load_is_told_with_the_loaders_words(installed: P
     found = loaded.read_native(lambda *_: told)
     assert value(found["bitsandbytes.native"]) == "libbitsandbytes_cuda130.so"
     assert value(found["bitsandbytes.native.errors"]) == [told["error"]]
+
+
+@pytest.mark.parametrize(
+    ("number", "chosen"),
+    [
+        ("0.49.2", ""),
+        ("0.50.0", "libbitsandbytes_cuda130.so"),
+        (None, "libbitsandbytes_cuda130.so"),
+    ],
+)
+def test_the_release_decides_whether_a_near_binary_serves(
+    installed: Path, monkeypatch: pytest.MonkeyPatch, number: str | None, chosen: str
+) -> None:
+    def told(_name: str) -> str:
+        if number is None:
+            raise PackageNotFoundError
+        return number
+
+    assert installed.is_dir()
+    monkeypatch.setattr(loaded_program, "version", told)
+    near = SimpleNamespace(version=SimpleNamespace(cuda="13.1"))
+    monkeypatch.setitem(sys.modules, "torch", near)
+    assert loaded_program.read_native({})["chosen"] == chosen
 
 
 def test_a_binary_that_loads_has_no_error(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,14 @@ import os
 import re
 import sysconfig
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
+from packaging.version import InvalidVersion, Version
+
 _BINARY = re.compile(r"libbitsandbytes_cuda(\d{3,4})\.so")
+_NEAREST = Version("0.50.0.dev0")  # from here on the nearest binary serves
 _OWN = ("torch/lib",)
 _NVIDIAS = ("nvidia/*/lib", "nvidia/*/*/lib")
 
@@ -75,7 +78,8 @@ def read_native(_payload: Any) -> dict[str, Any]:
         return {"missing": "this torch was built without CUDA"}
     folder = Path(spec.origin).parent
     names = [path.name for path in folder.glob("libbitsandbytes_cuda*.so")]
-    chosen = choose(names, torch.version.cuda, os.environ.get("BNB_CUDA_VERSION"))
+    override = os.environ.get("BNB_CUDA_VERSION")
+    chosen = choose(names, torch.version.cuda, override, exact=_is_exact())
     if not chosen:
         return {"chosen": "", "error": f"none of {len(names)} is for CUDA {torch.version.cuda}"}
     try:
@@ -85,22 +89,31 @@ def read_native(_payload: Any) -> dict[str, Any]:
     return {"chosen": chosen, "error": ""}
 
 
-def choose(names: list[str], runtime: str, override: str | None) -> str:
+def choose(names: list[str], runtime: str, override: str | None, *, exact: bool = False) -> str:
     """Return the library that bitsandbytes loads for a CUDA runtime; empty for none.
 
-    The one that BNB_CUDA_VERSION names; else the highest of the same major that is not newer;
-    else the lowest of that major (bitsandbytes/cextension.py, 0.50). A release that asks for the
-    exact version finds what is chosen here wherever that version is there.
+    The one that BNB_CUDA_VERSION names; else that of the runtime's version. From 0.50 on, where
+    that is missing, the highest of the same major that is not newer, or the lowest of that major
+    (bitsandbytes/cextension.py, pull request 1980); before, `exact`, none.
     """
-    if override is not None:
+    if override is not None and (override or not exact):  # an empty one meant none before 0.50
         name = f"libbitsandbytes_cuda{override}.so"
         return name if override.isdigit() and name in names else ""
     wanted = _split(runtime.replace(".", ""))
     versions = {_split(match[1]): match[0] for match in map(_BINARY.fullmatch, names) if match}
-    same = sorted(version for version in versions if version[0] == wanted[0])
-    older = [version for version in same if version <= wanted]
+    if exact:
+        return versions.get(wanted, "")
+    same = sorted(number for number in versions if number[0] == wanted[0])
+    older = [number for number in same if number <= wanted]
     best = older[-1] if older else same[0] if same else None
     return "" if best is None else versions[best]
+
+
+def _is_exact() -> bool:
+    try:
+        return Version(version("bitsandbytes")) < _NEAREST
+    except (InvalidVersion, PackageNotFoundError):
+        return False  # a source tree without metadata: the kinder rule, a binary must be there
 
 
 def _split(digits: str) -> tuple[int, int]:
