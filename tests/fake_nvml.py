@@ -76,7 +76,9 @@ class FakeNvml:
         return self._answer(handle, f"nvmlDeviceGetMemoryInfo{'_v2' if version else ''}", ())
 
     def nvmlDeviceGetGpuFabricInfoV(self, handle: dict[str, Any], info: Any) -> int:  # noqa: N802 - as above
-        info._obj.state = self._answer(handle, "nvmlDeviceGetGpuFabricInfoV", ())  # noqa: SLF001 - ctypes.byref
+        told = self._answer(handle, "nvmlDeviceGetGpuFabricInfoV", ())
+        state, status = told if isinstance(told, list) else (told, 0)
+        info._obj.state, info._obj.status = state, status  # noqa: SLF001 - ctypes.byref
         return 0
 
     def nvmlDeviceGetP2PStatus(  # noqa: N802 - as above

@@ -50,9 +50,17 @@ def test_a_bus_id_is_the_name_of_a_folder(text: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "state"), [(1, "not started"), (2, "in progress"), (3, "completed"), (0, None)]
+    ("told", "state"),
+    [
+        (1, "not started"),
+        (2, "in progress"),
+        (3, "completed"),
+        ([3, 999], "completed, with error 999"),
+        ([2, 999], "in progress"),
+        (0, None),
+    ],
 )
-def test_the_fabrics_state_is_told(told: int, state: str | None) -> None:
+def test_the_fabrics_state_is_told(told: object, state: str | None) -> None:
     fake = FakeNvml("h200")
     fake.devices[0]["calls"]["nvmlDeviceGetGpuFabricInfoV"] = told
     item = gpu_links.read_fabric(Nvml(fake), fake.devices[0])

@@ -28,7 +28,8 @@ KEYS = (
     "device.pcie.aspm",
 )
 _FABRIC_VERSION_2 = 0x02000024  # nvml.h, NVML_STRUCT_VERSION(GpuFabricInfo, 2)
-_FABRIC_STATES = {1: "not started", 2: "in progress", 3: "completed"}
+_COMPLETED = 3  # nvmlGpuFabricState_t
+_FABRIC_STATES = {1: "not started", 2: "in progress", _COMPLETED: "completed"}
 _MOST_LINKS = 18  # nvml.h, NVML_NVLINK_MAX_LINKS
 _DOES_NOT_EXIST = (2, 3)  # invalid argument: there is no such link; not supported
 _READ = 0  # nvmlGpuP2PCapsIndex_t
@@ -97,7 +98,9 @@ def read_fabric(nvml: Nvml, handle: Any) -> Evidence:
     info = FabricInfo(version=_FABRIC_VERSION_2)
 
     def read(_answer: Any) -> str:
-        return _FABRIC_STATES.get(info.state, "")
+        state = _FABRIC_STATES.get(info.state, "")
+        failed = info.state == _COMPLETED and info.status  # before that, nvml.h gives it no meaning
+        return f"{state}, with error {info.status}" if failed else state
 
     told = nvml.evidence("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info), read=read)
     if isinstance(told, Known) and not told.absent and not told.value:

@@ -15,12 +15,16 @@ Reading: TypeAlias = Mapping[str, Evidence]
 Read: TypeAlias = Callable[[Nvml, str], Reading]
 
 
+_OPENS_S = 10.0
+
+
 class Sampler:
     """Reads the sensors of the one visible device in a thread, inside a `with` block.
 
-    `samples` holds (seconds since the start, reading). One is taken at once, and then one every
-    `pause_s` seconds: a block that ends sooner has one all the same. `problem` is the reason when
-    NVML shows no device. torch and NVML let go of the interpreter while they wait.
+    The block begins when NVML is open, which takes a while in a sandbox. `samples` holds (seconds
+    since then, reading). One is taken at once, and then one every `pause_s` seconds: a block that
+    ends sooner has one all the same. `problem` is the reason when NVML shows no device. torch and
+    NVML let go of the interpreter while they wait.
     """
 
     def __init__(self, read: Read, pause_s: float) -> None:
@@ -29,12 +33,13 @@ class Sampler:
         self.problem = ""
         self._read = read
         self._pause_s = pause_s
-        self._ended = threading.Event()
+        self._ended, self._opened = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._look_on, daemon=True)
 
     def __enter__(self) -> Self:
         """Begin to look."""
         self._thread.start()
+        self._opened.wait(_OPENS_S)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,6 +67,7 @@ class Sampler:
     def _look_on(self) -> None:
         with open_nvml() as nvml:
             visible = read_visible(nvml)
+            self._opened.set()
             if not visible:
                 self.problem = nvml.problem or "NVML shows no device"
                 return
