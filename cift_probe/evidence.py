@@ -8,7 +8,7 @@ Traceback (most recent call last):
     ...
 TypeError: evidence has no truth value; compare it with a relation from cift_probe.verdict
 
-Base units: "B" byte, "s" second, "FLOP/s", "W", "degC", "Hz", "1" for counts and ratios,
+Base units: "B" byte, "B/s", "s" second, "FLOP/s", "W", "degC", "Hz", "1" for counts and ratios,
 "version" and "capability" for dotted numbers, "" for text, flags and lists.
 """
 

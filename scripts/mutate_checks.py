@@ -28,7 +28,7 @@ from cift_probe.verdict.catalogue import Catalogue, load  # noqa: E402 - needs t
 
 ONE_SIDED = frozenset({"is_true", "is_false", "is_empty", "is_present"})
 TWO_SIDED = frozenset(
-    {"agrees", "at_most", "at_least", "equals", "is_in", "overlaps", "same_major"}
+    {"agrees", "at_most", "at_least", "disjoint", "equals", "is_in", "overlaps", "same_major"}
 )
 JOINED = frozenset({"all_of", "any_of"})
 OPPOSITE = {"at_most": "at_least", "at_least": "at_most"}

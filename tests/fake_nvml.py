@@ -75,6 +75,22 @@ class FakeNvml:
         assert version in (None, pynvml.nvmlMemory_v2)
         return self._answer(handle, f"nvmlDeviceGetMemoryInfo{'_v2' if version else ''}", ())
 
+    def nvmlDeviceGetGpuFabricInfoV(self, handle: dict[str, Any], info: Any) -> int:  # noqa: N802 - as above
+        told = self._answer(handle, "nvmlDeviceGetGpuFabricInfoV", ())
+        state, status = told if isinstance(told, list) else (told, 0)
+        info._obj.state, info._obj.status = state, status  # noqa: SLF001 - ctypes.byref
+        return 0
+
+    def nvmlDeviceGetP2PStatus(  # noqa: N802 - as above
+        self, handle: dict[str, Any], _other: dict[str, Any], index: int
+    ) -> object:
+        return self._answer(handle, "nvmlDeviceGetP2PStatus", (index,))
+
+    def nvmlDeviceGetTopologyCommonAncestor(  # noqa: N802 - as above
+        self, handle: dict[str, Any], _other: dict[str, Any]
+    ) -> object:
+        return self._answer(handle, "nvmlDeviceGetTopologyCommonAncestor", ())
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         """Answer every other question from the recording."""
         if not name.startswith("nvml"):

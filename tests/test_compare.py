@@ -16,6 +16,7 @@ from cift_probe.verdict import (
     any_of,
     at_least,
     at_most,
+    disjoint,
     equals,
     is_empty,
     is_false,
@@ -29,7 +30,7 @@ from cift_probe.verdict import (
 
 ONE, TWO = Known(1, "1"), Known(2, "1")
 MISSING, NONE = Unknown("no permission"), absent("not on this card")
-TWO_SIDED = (agrees, at_most, at_least, equals, is_in, overlaps, same_major)
+TWO_SIDED = (agrees, at_most, at_least, disjoint, equals, is_in, overlaps, same_major)
 
 
 @pytest.mark.parametrize("side", [ONE, MISSING])
@@ -190,3 +191,21 @@ def test_the_producer_is_asked_once_and_an_unproduced_key_is_unknown() -> None:
     assert isinstance(reading["device.rumour"], Unknown)
     assert asked == ["device.name", "device.rumour"]
     assert reading.keys[0] == "facts:device.name[gpu0]"
+
+
+@pytest.mark.parametrize(
+    ("found", "refused", "outcome"),
+    [
+        ([], [79], Outcome.PASS),
+        ([13, 31], [79, 48], Outcome.PASS),
+        ([13, 79, 48], [79, 48], Outcome.FAIL),
+        ([79], [], Outcome.PASS),
+    ],
+)
+def test_lists_that_share_nothing_are_disjoint(
+    found: list[int], refused: list[int], outcome: Outcome
+) -> None:
+    finding = disjoint(Known(found), Known(refused))
+    assert finding.outcome is outcome
+    if outcome is Outcome.FAIL:
+        assert finding.reason.endswith("among them 79, 48")

@@ -62,6 +62,8 @@ def test_no_rule_makes_something_of_nothing(name: str, missing: Evidence) -> Non
         "device__capability",
         "device__memory__total",
         "device__memory__kind",
+        "device__clock__sm__max",
+        "device__count",
     )
     assert rule(name, **dict.fromkeys(keys, missing)) == missing
 

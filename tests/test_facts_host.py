@@ -294,16 +294,6 @@ def test_shared_memory_whose_size_is_refused_is_unknown(
     assert isinstance(found["host.shm.free"], Unknown)
 
 
-def test_a_resource_without_limit_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    import resource
-
-    limits = {resource.RLIMIT_MEMLOCK: resource.RLIM_INFINITY, resource.RLIMIT_NOFILE: 1024}
-    monkeypatch.setattr("resource.getrlimit", lambda kind: (limits[kind], 0))
-    found = host.read_host()
-    assert absent_reason(found["host.memlock.limit"]) == "no limit"
-    assert value(found["host.nofile.limit"]) == 1024
-
-
 def test_lines_of_another_form_are_no_memberships() -> None:
     text = "garbage\n1:cpu\n:/a\n2:cpu:relative\n3:cpu,memory:/a:b\n0::/c (deleted)\n"
     assert cgroup.parse_memberships(text) == [

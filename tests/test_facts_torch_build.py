@@ -1,7 +1,7 @@
 import sys
 import warnings
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -189,7 +189,7 @@ def fake_torch(**changes: object) -> SimpleNamespace:
     told: dict[str, object] = {
         "__version__": "2.11.0+cu130",
         "__file__": "torch/__init__.py",
-        "version": SimpleNamespace(cuda="13.0", hip=None),
+        "version": SimpleNamespace(cuda="13.0", hip=None, debug=False, git_version="70d99e9"),
         "cuda": SimpleNamespace(
             is_available=is_available,
             device_count=lambda: 0,
@@ -198,6 +198,8 @@ def fake_torch(**changes: object) -> SimpleNamespace:
         "backends": SimpleNamespace(cudnn=SimpleNamespace(version=lambda: 91501)),
         "_C": SimpleNamespace(_cuda_getArchFlags=lambda: "sm_75 sm_90 compute_90"),
         "compiled_with_cxx11_abi": lambda: True,
+        "__config__": SimpleNamespace(show=lambda: "PyTorch built with:\n  - GCC 13.3\n"),
+        "accelerator": SimpleNamespace(current_accelerator=lambda: SimpleNamespace(type="cuda")),
     }
     return SimpleNamespace(**(told | changes))
 
@@ -207,6 +209,7 @@ def test_where_cuda_does_not_start_the_reason_and_the_architectures_are_still_to
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake_torch())
     told = build.read_torch_build({})
+    told.pop("xnnpack", None)  # there where another test has imported the real one
     assert told == {
         "version": "2.11.0+cu130",
         "file": "torch/__init__.py",
@@ -219,7 +222,38 @@ def test_where_cuda_does_not_start_the_reason_and_the_architectures_are_still_to
         "count": 0,
         "error": "CUDA initialization: The NVIDIA driver on your system is too old (found 11040).",
         "cudnn": "9.15.1",
+        "debug": False,
+        "git": "70d99e9",
+        "xpu": None,
+        "accelerator": "cuda",
+        "hip_runtime": None,
+        "miopen": None,
     }
+
+
+def test_versions_of_rocm_are_read_from_the_configuration() -> None:
+    text = "PyTorch built with:\n  - GCC 11.2\n  - HIP Runtime 6.2.41133\n  - MIOpen 3.2.0\n"
+    assert build.parse_rocm(text) == {"hip_runtime": "6.2.41133", "miopen": "3.2.0"}
+    assert build.parse_rocm("") == {"hip_runtime": None, "miopen": None}
+
+
+def refuse() -> None:
+    raise RuntimeError
+
+
+@pytest.mark.parametrize(("current", "told"), [(lambda: None, "none"), (refuse, None)])
+def test_an_accelerator_that_is_none_or_cannot_be_asked(
+    monkeypatch: pytest.MonkeyPatch, current: Callable[[], None], told: str | None
+) -> None:
+    fake = fake_torch(accelerator=SimpleNamespace(current_accelerator=current))
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    assert build.read_torch_build({})["accelerator"] == told
+
+
+@pytest.mark.parametrize("settings", [{}, {"allocator_settings": {}}, None])
+def test_an_allocator_that_does_not_tell_its_settings(settings: object) -> None:
+    memory = SimpleNamespace(_snapshot=lambda: settings)
+    assert build._expandable(SimpleNamespace(cuda=SimpleNamespace(memory=memory))) is None  # noqa: SLF001 - its own corner
 
 
 def test_without_a_warning_the_error_of_starting_cuda_is_the_reason(
@@ -287,6 +321,9 @@ def test_the_device_is_read_from_torchs_own_properties(monkeypatch: pytest.Monke
         get_device_properties={0: properties}.__getitem__,
         mem_get_info={0: (14_000, 15_000)}.__getitem__,
         is_bf16_supported=is_bf16_supported,
+        memory=SimpleNamespace(
+            _snapshot=lambda: {"allocator_settings": {"expandable_segments": True}}
+        ),
     )
     monkeypatch.setitem(sys.modules, "torch", fake_torch(cuda=cuda))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -300,5 +337,42 @@ def test_the_device_is_read_from_torchs_own_properties(monkeypatch: pytest.Monke
         "integrated": False,
         "num_multiprocessors": 40,
         "shared_memory": 65536,
+        "expandable_segments": True,
     }
     assert asked == [False]  # emulation is no support
+
+
+def test_operators_are_told_as_xformers_tells_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    features = {"memory_efficient_attention.fa2F": "available", "is_triton_available": True}
+    info = SimpleNamespace(get_features_status=lambda: features)
+    monkeypatch.setitem(sys.modules, "xformers", SimpleNamespace(info=info))
+    monkeypatch.setitem(sys.modules, "xformers.info", info)
+    told = build.read_operators({})
+    assert told == {"operators": features | {"is_triton_available": "True"}}
+    found = torch_build.read_operators(lambda *_: told)["xformers.operators"]
+    assert isinstance(found, Known)
+    assert found.value["memory_efficient_attention.fa2F"] == "available"
+
+
+def test_without_xformers_it_has_no_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Finder:
+        def find_spec(self, name: str, *_rest: object) -> None:
+            if name == "xformers":
+                raise ModuleNotFoundError(name=name)
+
+    monkeypatch.delitem(sys.modules, "xformers", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Finder()])
+    told = build.read_operators({})
+    assert told == {"missing": "xformers is not installed"}
+    found = torch_build.read_operators(lambda *_: told)["xformers.operators"]
+    assert isinstance(found, Known)
+    assert found.absent
+    assert isinstance(torch_build.read_operators(None)["xformers.operators"], Unknown)
+
+
+def test_an_xformers_that_does_not_load_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = ModuleType("xformers")
+    broken.__path__ = []
+    monkeypatch.setitem(sys.modules, "xformers", broken)
+    with pytest.raises(ModuleNotFoundError):
+        build.read_operators({})

@@ -224,8 +224,12 @@ def test_memory_that_is_refused_is_not_allocatable() -> None:
 @pytest.mark.usefixtures("memory")
 def test_memory_that_comes_from_the_host_is_not_usable() -> None:
     assert space(fault="spilled") == (0.1, GIB)
-    spill = memory_space.measure_memory_space(Task("gpu0", fault="spilled"))["device.spill"]
-    assert number(spill) == GIB
+    seen = memory_space.measure_memory_space(Task("gpu0", fault="spilled"))
+    assert number(seen["device.spill"]) == GIB
+    assert seen["device.spilled"] == Known(value=True, source="pace of writing pieces of 1 GiB")
+    sound = memory_space.measure_memory_space(Task("gpu0"))["device.spilled"]
+    assert isinstance(sound, Known)
+    assert sound.value is False
 
 
 def test_memory_that_runs_out_early_counts_as_far_as_it_went(memory: CountedMemory) -> None:

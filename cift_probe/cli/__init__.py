@@ -42,6 +42,10 @@ def run_command(arguments: list[str]) -> int:
         from cift_probe.cli import diagnose
 
         return diagnose.run(diagnose.parser(_Parser).parse_args(arguments[1:]))
+    if arguments[:1] == ["facts"]:
+        from cift_probe.cli import facts
+
+        return facts.run(facts.parser(_Parser).parse_args(arguments[1:]))
     options = _parser().parse_args(arguments)
     if options.command == "report":
         return _report(options)
@@ -74,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("estimate", help="say whether a plan fits on a card, without the card")
     commands.add_parser("compat", help="say whether a described machine works, and why not")
     commands.add_parser("diagnose", help="say which failure a log tells of, and what to change")
+    commands.add_parser("facts", help="print what this machine says of itself")
     report = commands.add_parser(
         "report",
         help="print a report; for a run that ended early, what is known so far",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cift_probe.evidence import Evidence, Ledger, Reading, Scope
-from cift_probe.expect import budget, compat, limits, predicted
+from cift_probe.expect import budget, compat, limits, machine, predicted
 from cift_probe.plan import Plan
 
 
@@ -32,6 +32,8 @@ def produce(
         plan = plans[scope.plan]
         found = predicted.expect_predicted(field, plan, device)
         return {scope.key(name): found}
+    if name == machine.HARDWARE:
+        return {name: machine.expect_hardware_xids()}
     limit = limits.expect_limit(name)
     return {} if limit is None else {name: limit}
 
@@ -40,3 +42,4 @@ def check_tables() -> None:
     """Read every table that expectations rest on; raises DataError for a malformed row."""
     limits.read_limits()
     compat.read_drivers()
+    machine.read_xids()

@@ -1,4 +1,4 @@
-"""What the control groups of this process allow it: memory and processor time.
+"""What the control groups of this process allow it: memory, processor time, processes.
 
 A container, a batch job or a systemd slice is limited by its own group and by every group above
 it, in cgroup v2 (memory.max), v1 (memory.limit_in_bytes) or both at once. /proc/meminfo and psutil
@@ -169,6 +169,27 @@ def read_cpu_quota(root: Path = Path("/")) -> float | Unknown | None:
         except (OSError, ValueError) as error:
             return Unknown(f"{folder / files[0]}: {error}", "cgroup")
     return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def read_pids_left(root: Path = Path("/")) -> Evidence:
+    """Return how many more tasks, threads included, the groups allow; absent without a limit."""
+    folders = _folders(root, "pids")
+    if isinstance(folders, Unknown):
+        return folders
+    least: tuple[int, Path] | None = None
+    for _, folder in folders:
+        try:
+            limit = parse_limit((folder / "pids.max").read_text())
+            used = int((folder / "pids.current").read_text()) if limit is not None else 0
+        except FileNotFoundError:
+            continue  # the root group, or the controller is not enabled at this level
+        except (OSError, ValueError) as error:
+            return Unknown(f"{folder / 'pids.max'}: {error}", "cgroup")
+        if limit is not None and (least is None or limit - used < least[0]):
+            least = limit - used, folder
+    if least is None:
+        return absent("no cgroup limits processes", "/proc/self/cgroup and the groups above")
+    return Known(max(0, least[0]), "1", str(least[1]))
 
 
 def _hierarchical(folder: Path, own: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""What the operating system says of the host: processor, memory, limits, container.
+"""What the operating system says of the host: system, processor, memory, container.
 
 Every reader takes the root of the file system, so that a recorded tree stands in for a machine.
 """
@@ -104,8 +104,6 @@ def read_host(root: Path = _ROOT) -> dict[str, Evidence]:
         **_read_processor(root),
         **read_memory(root),
         **read_shared_memory(root / "dev/shm"),
-        "host.memlock.limit": _read_limit("RLIMIT_MEMLOCK", "B"),
-        "host.nofile.limit": _read_limit("RLIMIT_NOFILE", "1"),
     }
 
 
@@ -244,18 +242,6 @@ def _size(told: Mapping[str, int], name: str) -> Evidence:
     if name not in told:
         return Unknown(f"there is no {name}", _MEMINFO)
     return Known(told[name], "B", f"{_MEMINFO} {name}")
-
-
-def _read_limit(name: str, unit: str) -> Evidence:
-    source = f"getrlimit {name}"
-    try:
-        import resource
-    except ImportError:
-        return absent(f"{sys.platform} has no such limit", source)
-    soft, _ = resource.getrlimit(getattr(resource, name))
-    return (
-        absent("no limit", source) if soft == resource.RLIM_INFINITY else Known(soft, unit, source)
-    )
 
 
 def _text(root: Path, path: str) -> str | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cift_probe.evidence import Evidence, Known, Scope, Unknown, absent
-from cift_probe.facts import gpu_memory, gpu_processes, pci
+from cift_probe.facts import gpu_links, gpu_memory, gpu_processes, kernel_log, pci
 from cift_probe.sensors import (
     DRIVER_NOT_LOADED,
     LIBRARY_NOT_FOUND,
@@ -25,6 +25,8 @@ from cift_probe.sensors import (
 
 _ROOT = Path("/")
 _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
+# nvmlGpuVirtualizationMode_t; a whole GPU passed through to a guest is a whole GPU
+_VIRTUAL = {0: "none", 1: "passthrough", 2: "vgpu", 3: "host of vgpus", 4: "host of vsga"}
 _DRIVER_MODELS = {0: "WDDM", 1: "TCC", 2: "MCDM"}  # nvmlDriverModel_t
 _SM, _MEMORY = 1, 2  # nvmlClockType_t
 _CORRECTED, _UNCORRECTED = 0, 1  # nvmlMemoryErrorType_t
@@ -72,6 +74,14 @@ def _driver_model(answer: Any) -> str:
     return _DRIVER_MODELS.get(parse_number(answer[0]), f"unnamed model {answer[0]}")
 
 
+def _virtualization(answer: Any) -> str:
+    return _VIRTUAL.get(parse_number(answer), f"unnamed mode {answer}")
+
+
+def _bar1(info: Any) -> int:
+    return parse_number(info.bar1Total)
+
+
 def _bus_id(info: Any) -> str:
     return parse_text(info.busId)
 
@@ -117,6 +127,10 @@ _BOARD_FIELDS = (
     Field("device.pcie.generation.max", "nvmlDeviceGetMaxPcieLinkGeneration", (), *_COUNT),
     Field("device.pcie.width.current", "nvmlDeviceGetCurrPcieLinkWidth", (), *_COUNT),
     Field("device.pcie.width.max", "nvmlDeviceGetMaxPcieLinkWidth", (), *_COUNT),
+    Field("device.pcie.generation.own", "nvmlDeviceGetGpuMaxPcieLinkGeneration", (), *_COUNT),
+    Field("device.pcie.replays", "nvmlDeviceGetPcieReplayCounter", (), *_COUNT),
+    Field("device.bar1.total", "nvmlDeviceGetBAR1MemoryInfo", (), "B", _bar1),
+    Field("device.virtualization", "nvmlDeviceGetVirtualizationMode", read=_virtualization),
     Field("device.power.limit", "nvmlDeviceGetEnforcedPowerLimit", (), "W", parse_watt),
     Field("device.power.limit.default", _DEFAULT_POWER, (), "W", parse_watt),
     Field("device.power.draw", "nvmlDeviceGetPowerUsage", (), "W", parse_watt),
@@ -136,6 +150,8 @@ DEVICE_KEYS = (
     *(field.key for field in (*_OWN_FIELDS, *_BOARD_FIELDS)),
     *gpu_memory.KEYS,
     *gpu_processes.KEYS,
+    *gpu_links.KEYS,
+    *kernel_log.KEYS,
     "device.throttle.reasons",
     "device.mig.parent",
     "device.index",
@@ -212,8 +228,12 @@ def _count_without_driver(nvml: Nvml, root: Path) -> Evidence:
     return Known(0, "1", there.source, note=note)
 
 
-def read_device(nvml: Nvml, uuid: str, index: int, root: Path = _ROOT) -> dict[str, Evidence]:
+def read_device(
+    nvml: Nvml, uuid: str, index: int, root: Path = _ROOT, visible: Sequence[str] | None = None
+) -> dict[str, Evidence]:
     """Return every field of one device, without a scope; `index` is its place among the visible.
+
+    `visible` has the UUIDs of all that are visible; they are read where it is None.
 
     Of a MIG slice, what it shares with its board (temperature, power, ECC) is the board's.
     """
@@ -232,6 +252,11 @@ def read_device(nvml: Nvml, uuid: str, index: int, root: Path = _ROOT) -> dict[s
     found["device.mig.parent"] = parent if uuid.startswith("MIG-") else whole
     found |= gpu_memory.read(nvml, handle, found["device.name"], found["device.capability"], root)
     found |= gpu_processes.read(nvml, handle)
+    others = read_visible(nvml) if visible is None else visible
+    peers = [item for item in others if item != uuid and not item.startswith("MIG-")]
+    found |= gpu_links.read_links(nvml, board, found["device.pci.bus_id"], peers, root)
+    log = kernel_log.read_log(str(root / "dev/kmsg"))
+    found |= kernel_log.read_xids(found["device.pci.bus_id"], log)
     return found
 
 

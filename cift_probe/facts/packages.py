@@ -37,6 +37,9 @@ NAMES = (
     "safetensors",
     "tokenizers",
     "huggingface_hub",
+    "deepspeed",
+    "diffusers",
+    "pip",
 )
 _INFO = re.compile(r"(?P<name>[^~-][^-]*)-(?P<version>[^-]+)(?:-py[\d.]+)?\.(?:dist|egg)-info")
 _TAGS = re.compile(
@@ -125,6 +128,20 @@ def read_packages(paths: Sequence[str] | None = None) -> dict[str, Evidence]:
     found["package.nvidia.wheels"] = _nvidia_wheels(everything)
     found["package.duplicates"] = _duplicates(everything)
     return found | read_flash_attention(folders)
+
+
+def read_installed(paths: Sequence[str] | None = None) -> dict[str, str]:
+    """Return versions by canonical name of all that is installed, the first on the path first."""
+    installed: dict[str, str] = {}
+    for item in _scan(list(sys.path if paths is None else paths)):
+        installed.setdefault(item.name, item.version)
+    return dict(sorted(installed.items()))
+
+
+def read_metadata(name: str, paths: Sequence[str]) -> str:
+    """Return the core metadata of one distribution; empty when it is not installed."""
+    installed = _find(name, paths)
+    return "" if installed is None else _metadata(installed)
 
 
 def read_version(name: str, paths: Sequence[str] | None = None) -> Evidence:

@@ -13,6 +13,7 @@ Call: TypeAlias = Callable[[str, Any, float], Any]
 _DEADLINE_S = 180.0  # a first import from a cold network disk takes minutes
 _BUILD = "cift_probe.stack.build:read_torch_build"
 _DEVICE = "cift_probe.stack.build:read_torch_device"
+_OPERATORS = "cift_probe.stack.build:read_operators"
 _SOURCE = "import torch, in a child process"
 _NO_CUDA = "this torch was built without CUDA"
 
@@ -35,6 +36,13 @@ _BUILD_FIELDS = (
     Field("torch.cxx11_abi", "cxx11_abi"),
     Field("torch.cudnn.version", "cudnn", "version", "this torch was built without cuDNN"),
     Field("torch.nccl.version", "nccl", "version", "this torch was built without NCCL"),
+    Field("torch.debug", "debug"),
+    Field("torch.git", "git", "", "this build does not name its commit"),
+    Field("torch.xnnpack", "xnnpack"),
+    Field("torch.xpu.version", "xpu", "", "this torch was built without XPU"),
+    Field("torch.accelerator", "accelerator"),
+    Field("torch.hip.runtime.version", "hip_runtime", "", "this torch was built without ROCm"),
+    Field("torch.miopen.version", "miopen", "", "this torch was built without ROCm"),
 )
 # These depend on the devices that the child sees, and so belong to its device.
 _START_FIELDS = (
@@ -52,7 +60,16 @@ _DEVICE_FIELDS = (
     Field("torch.device.integrated", "integrated"),
     Field("torch.device.num_multiprocessors", "num_multiprocessors", "1"),
     Field("torch.device.shared_memory", "shared_memory", "B"),
+    Field("torch.device.expandable_segments", "expandable_segments"),
 )
+
+
+_OPERATOR_FIELDS = (Field("xformers.operators", "operators"),)
+
+
+def read_operators(call: Call | None) -> dict[str, Evidence]:
+    """Return which of its operators xformers calls available, from the child that imports it."""
+    return _read(call, _OPERATORS, _OPERATOR_FIELDS)
 
 
 def read_torch_build(call: Call | None, label: str = "") -> dict[str, Evidence]:

@@ -15,12 +15,17 @@ _CHUNK = 1 << 30
 _HELD = 256 << 20
 _SLOWER = 5  # times: PCIe against device memory is more than that on every card
 
-PRODUCES = ("device.allocatable.share", "device.usable.bytes", "device.spill")
+PRODUCES = (
+    "device.allocatable.share",
+    "device.usable.bytes",
+    "device.spill",
+    "device.spilled",
+)
 
 
 @instrument(
     "memory_space",
-    version=3,
+    version=4,
     produces=PRODUCES,
     estimate_s=2.0,
     deadline_s=120.0,
@@ -34,8 +39,8 @@ def measure_memory_space(task: Task) -> dict[str, Evidence]:
     after its CUDA context. With a cap it is what would be free on a card of that size, with
     the same context and driver reserve.
     WSL and Windows serve from host memory what the card does not have: the probe stays below
-    the free memory, and stops where writing gets five times slower, which `device.spill` tells;
-    what was there before is then what is usable.
+    the free memory, and stops where writing gets five times slower, which `device.spilled` tells,
+    and `device.spill` how much was had before; that is then what is usable.
     """
     if task.device == "cpu":
         return dict.fromkeys(PRODUCES, absent("on the CPU there is no device memory"))
@@ -67,6 +72,7 @@ def measure_memory_space(task: Task) -> dict[str, Evidence]:
         "device.spill": Known(allocated, "B", "writing got five times slower behind it")
         if spilled
         else absent("every piece was written at the speed of the device"),
+        "device.spilled": Known(spilled, source="pace of writing pieces of 1 GiB"),
     }
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 _CUDNN_9 = 90_000  # cudnn.h: major * 10000 + minor * 100 + patch since 9, major * 1000 + … before
@@ -38,6 +40,7 @@ def read_torch_build(_payload: Any) -> dict[str, Any]:
         "arch_list": _arch_list(torch) if accelerated else None,
         "cxx11_abi": bool(torch.compiled_with_cxx11_abi()),
         "nccl": _nccl(torch) if accelerated else None,
+        **_details(torch),
         "available": available,
         "count": count,
         "error": None if available else _start_error(torch, caught),
@@ -68,7 +71,22 @@ def read_torch_device(_payload: Any) -> dict[str, Any]:
         "integrated": bool(found.is_integrated),
         "num_multiprocessors": int(found.multi_processor_count),
         "shared_memory": getattr(found, "shared_memory_per_block_optin", None),
+        "expandable_segments": _expandable(torch),
     }
+
+
+def read_operators(_payload: Any) -> dict[str, Any]:
+    """Return what xformers says of each operator: "available", or why it is not.
+
+    {"missing": reason} without xformers. Raises what its import raises.
+    """
+    try:
+        info = import_module("xformers.info")
+    except ModuleNotFoundError as error:
+        if error.name != "xformers":
+            raise
+        return {"missing": "xformers is not installed"}
+    return {"operators": {str(k): str(v) for k, v in info.get_features_status().items()}}
 
 
 def parse_uuid(told: object, selected: str | None) -> str | None:
@@ -88,6 +106,49 @@ def parse_cudnn(number: int) -> str:
     """Return "9.10.2" from 91002, "8.9.7" from 8907."""
     major, rest = divmod(number, 10_000 if number >= _CUDNN_9 else 1_000)
     return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def parse_rocm(text: str) -> dict[str, str | None]:
+    """Return the versions of HIP's runtime and MIOpen from torch's configuration text."""
+    rows = [line.strip(" -") for line in text.splitlines()]
+    return {
+        name: next((row.rsplit(None, 1)[-1] for row in rows if row.startswith(title)), None)
+        for name, title in (("hip_runtime", "HIP Runtime"), ("miopen", "MIOpen"))
+    }
+
+
+def _details(torch: Any) -> dict[str, Any]:
+    """Return what issue templates ask of a build; a torch that lacks one of them leaves it out."""
+    asked: dict[str, Callable[[], Any]] = {
+        "debug": lambda: bool(torch.version.debug),
+        "git": lambda: torch.version.git_version,
+        "xnnpack": lambda: bool(import_module("torch.backends.xnnpack").enabled),
+        "xpu": lambda: getattr(torch.version, "xpu", None),
+    }
+    found = {"accelerator": _accelerator(torch)}
+    for name, ask in asked.items():
+        with suppress(AttributeError, ImportError, RuntimeError):
+            found[name] = ask()
+    with suppress(AttributeError, RuntimeError):
+        found |= parse_rocm(torch.__config__.show())
+    return found
+
+
+def _accelerator(torch: Any) -> str | None:
+    try:
+        current = torch.accelerator.current_accelerator()
+    except (AttributeError, RuntimeError):  # torch before 2.6, or a driver that does not start
+        return None
+    return "none" if current is None else str(current.type)
+
+
+def _expandable(torch: Any) -> bool | None:
+    # Not the environment: torch before 2.10 does not read PYTORCH_ALLOC_CONF for CUDA.
+    try:
+        told = torch.cuda.memory._snapshot()["allocator_settings"]  # noqa: SLF001 - the only way
+        return bool(told["expandable_segments"])
+    except (AttributeError, KeyError, RuntimeError, TypeError):
+        return None
 
 
 def _arch_list(torch: Any) -> list[str]:

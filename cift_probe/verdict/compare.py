@@ -80,6 +80,22 @@ def overlaps(found: Evidence, accepted: Evidence) -> Finding:
     return finding
 
 
+def disjoint(found: Evidence, refused: Evidence) -> Finding:
+    """Hold when two lists share no element; the shared ones are named."""
+    shared: list[object] = []
+
+    def test() -> bool:
+        unwanted = _items(refused)
+        shared.extend(item for item in _items(found) if item in unwanted)
+        return not shared
+
+    finding = _settle("free of", found, refused, test)
+    if shared:
+        named = ", ".join(map(str, shared))
+        return msgspec.structs.replace(finding, reason=f"{finding.reason}; among them {named}")
+    return finding
+
+
 def is_true(found: Evidence) -> Finding:
     """Hold when a flag is set."""
     return _settle("set", found, None, lambda: _flag(found) is True)

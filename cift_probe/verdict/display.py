@@ -33,6 +33,8 @@ def _number_text(value: float, unit: str) -> str:
         return bytes_text(value)
     if unit == "Hz":
         return f"{value / 1e6:.0f} MHz"
+    if unit == "B/s":
+        return f"{value / 1e9:.1f} GB/s"
     if unit == "FLOP/s":
         return f"{value / 1e12:.1f} TFLOP/s"
     number = f"{value:d}" if isinstance(value, int) else f"{value:.4g}"

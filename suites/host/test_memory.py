@@ -48,3 +48,15 @@ def test_host_memory_matches_device_memory(facts: Reading, expected: Reading) ->
         at_least(facts["host.memory.total"], expected["host.memory.total.min"]),
         at_least(facts["host.memory.limit"], expected["host.memory.total.min"]),
     )
+
+
+@check("HST015", after=("ENV007",), severity="should", device="gpu", domain="configuration")
+def test_host_memory_can_be_pinned(measured: Reading, expected: Reading) -> Finding:
+    """The driver pins as much host memory at once as offloaded activations take.
+
+    Why: offloading and loaders copy from pinned memory; WSL and virtual machines limit it far
+    below the memory that is free, and the error names the GPU's memory.
+
+    Fix: raise the virtual machine's or WSL's memory, and leave out pin_memory and offloading.
+    """
+    return at_least(measured["host.pinned.largest"], expected["host.pinned.min"])
