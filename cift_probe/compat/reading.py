@@ -31,8 +31,8 @@ def permission(case: Case) -> Judgement | None:
     told = [str(case.get("error", "nvml_error") or ""), *map(str, _fields(case)), *_rows(case)]
     if any(_REFUSED.search(item) for item in told):
         own_field = case.flag("mig_device_ok", "slice_readable", "own_block_ok")
-        outcome = "pass" if own_field else "unknown"
-        return Judgement("nvml_no_permission", outcome, "the field is refused; it is not 0")
+        reason = "the field is refused; it is not 0"
+        return Judgement("nvml_no_permission", "pass" if own_field else "unknown", reason)
     return None
 
 

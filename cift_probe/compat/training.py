@@ -15,14 +15,15 @@ def input_gradients(case: Case) -> Judgement | None:
     """Tell re-entrant checkpointing over inputs that need no gradient."""
     moved, total = case.number("nonzero", "num_nonzero", "moved"), case.number("total", "num_total")
     if moved is not None and total:
-        outcome = "pass" if moved / total >= _MOVED_SHARE else "fail"
         reason = f"{moved:g} of {total:g} lora_B have moved"
-        return Judgement("checkpointing_no_input_grads", outcome, reason)
+        sound = moved / total >= _MOVED_SHARE
+        return Judgement("checkpointing_no_input_grads", "pass" if sound else "fail", reason)
     zero = case.number("zero_lora_b", "num_zero", "lora_b_zero", "still_zero")
     if zero is not None:
         share = zero / total if total else float(zero > 0)
-        outcome = "fail" if share > 1 - _MOVED_SHARE else "pass"
-        return Judgement("checkpointing_no_input_grads", outcome, f"{zero:g} lora_B are still zero")
+        stuck = share > 1 - _MOVED_SHARE
+        reason = f"{zero:g} lora_B are still zero"
+        return Judgement("checkpointing_no_input_grads", "fail" if stuck else "pass", reason)
     on = case.flag("grad_checkpointing", "gradient_checkpointing", "checkpointing")
     reentrant = case.flag("use_reentrant", "reentrant")
     inputs = case.flag("input_require_grads", "inputs_require_grad", "enable_input_require_grads")
@@ -46,8 +47,8 @@ def trainable(case: Case) -> Judgement | None:
     count = case.number("trainable", "num_trainable", "trainable_params", "trainable_parameters")
     if count is None:
         return None
-    outcome = "fail" if count == 0 else "pass"
-    return Judgement("no_trainable_parameters", outcome, f"{count:g} parameters are trainable")
+    reason = f"{count:g} parameters are trainable"
+    return Judgement("no_trainable_parameters", "pass" if count else "fail", reason)
 
 
 def targets(case: Case) -> Judgement | None:
