@@ -56,7 +56,7 @@ def test_a_near_miss_is_not_of_the_kind(kind: str, text: str) -> None:
 
 def test_every_kind_with_a_sign_has_texts_of_our_own_and_a_row() -> None:
     kinds = {sign.kind for sign in SIGNS} | {kind for kind, _ in OWN_TEXTS}
-    assert kinds == set(read_kinds())
+    assert kinds == {kind for kind, row in read_kinds().items() if row.told}
     assert all(len(row["texts"]) >= 2 for row in OWN.values())
     assert set(OWN) == kinds
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import cift_probe
 
 EXIT_USAGE = 4
+_OWN_PARSERS = ("compat", "diagnose", "estimate", "facts")
 
 _RUN_HELP = """\
 Runs the suite in this environment and writes a report; all further arguments are pytest's and
@@ -30,22 +32,9 @@ def run_command(arguments: list[str]) -> int:
     """Carry out one command line and return its exit code."""
     if arguments[:1] == ["run"] and not {"-h", "--help"} & set(arguments[1:2]):
         return _run(arguments[1:])
-    if arguments[:1] == ["estimate"]:
-        from cift_probe.cli import estimate
-
-        return estimate.run(estimate.parser(_Parser).parse_args(arguments[1:]))
-    if arguments[:1] == ["compat"]:
-        from cift_probe.cli import compat
-
-        return compat.run(compat.parser(_Parser).parse_args(arguments[1:]))
-    if arguments[:1] == ["diagnose"]:
-        from cift_probe.cli import diagnose
-
-        return diagnose.run(diagnose.parser(_Parser).parse_args(arguments[1:]))
-    if arguments[:1] == ["facts"]:
-        from cift_probe.cli import facts
-
-        return facts.run(facts.parser(_Parser).parse_args(arguments[1:]))
+    if arguments and arguments[0] in _OWN_PARSERS:
+        command = import_module(f"cift_probe.cli.{arguments[0]}")  # only what is asked for
+        return int(command.run(command.parser(_Parser).parse_args(arguments[1:])))
     options = _parser().parse_args(arguments)
     if options.command == "report":
         return _report(options)

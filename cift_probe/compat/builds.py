@@ -290,7 +290,8 @@ def _cudnn(case: Case) -> Judgement | None:
 def _cudnn_version(value: Any) -> tuple[int, ...] | None:
     """Return (9, 11, 0) from a list, a text, or cuDNN's own number 91100 (or 8902)."""
     if isinstance(value, list | tuple):
-        return tuple(int(item) for item in value) if value else None
+        whole = all(isinstance(item, int) and not isinstance(item, bool) for item in value)
+        return tuple(value) if value and whole else None
     if isinstance(value, int) and not isinstance(value, bool) and value >= 1000:  # noqa: PLR2004
         scale = 10_000 if value >= 90_000 else 1000  # noqa: PLR2004 - cudnn_version.h: 9 has five digits
         return value // scale, value % scale // 100, value % 100

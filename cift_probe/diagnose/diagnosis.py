@@ -24,13 +24,15 @@ class KindRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A row of `data/kinds.toml`: what a failure is, and what to change first.
 
     `outcome` is what a check answers where a text tells of it: most do not work, some work at a
-    cost, and some are false alarms. `told` says whether a text can tell of it at all.
+    cost, and some are false alarms. `told` says whether a text can tell of it at all. `source` is
+    a ground besides reports of others, where those that are known are not confirmed.
     """
 
     title: str
     fix: str
     outcome: Literal["fail", "warn", "unknown", "not_applicable", "pass"] = "fail"
     told: bool = True
+    source: str = ""
 
 
 class Line(NamedTuple):

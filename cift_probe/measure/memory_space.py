@@ -12,7 +12,6 @@ from cift_probe.measure.inside import cap_memory
 
 _SHARE = 0.8  # of what is free; more would crowd out a compositor or another user
 _CHUNK = 1 << 30
-_HELD = 256 << 20
 _SLOWER = 5  # times: PCIe against device memory is more than that on every card
 
 PRODUCES = (
@@ -49,7 +48,8 @@ def measure_memory_space(task: Task) -> dict[str, Evidence]:
     cap_memory(None)  # the card is asked here; the cap bounds what is called usable
     held = None
     if task.fault == "held_memory":
-        held = torch.ones(_HELD, dtype=torch.uint8, device="cuda")
+        quarter = torch.cuda.mem_get_info()[0] // 4
+        held = torch.ones(quarter, dtype=torch.uint8, device="cuda")
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
