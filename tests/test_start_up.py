@@ -48,7 +48,7 @@ def test_the_commands_are_these(tmp_path: Path) -> None:
     text = run_cift(tmp_path, "--help").text
     commands = text.partition("COMMAND\n")[2].split("\n")
     named = {line.split()[0] for line in commands if line.startswith("    ") and line[4] != " "}
-    assert named == {"diagnose", "estimate", "facts", "report", "run"}
+    assert named == {"compat", "diagnose", "estimate", "facts", "report", "run"}
 
 
 def test_a_run_does_not_leave_anything_but_its_reports(tmp_path: Path) -> None:
