@@ -205,7 +205,9 @@ def test_a_back_end_that_is_wrong_for_one_head_size_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        attention, "_errors", lambda size, *_: (math.nan, math.nan) if size == 128 else (0.0, 0.0)
+        attention,
+        "_errors",
+        lambda call, *_: (math.nan, math.nan) if call.head_size == 128 else (0.0, 0.0),
     )
     seen = attention.measure_attention(Task("cpu"))
     assert math.isnan(number(seen["attention.error.forward"]))

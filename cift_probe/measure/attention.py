@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from cift_probe.evidence import Evidence, Known, Unknown
 from cift_probe.measure import compare_tensors
@@ -23,9 +23,28 @@ _OPERATORS = (
     ("flash", "_scaled_dot_product_flash_attention"),
     ("math", "_scaled_dot_product_attention_math"),
 )
-_HEAD_SIZES = (64, 128)
 _HEADS, _KV_HEADS = 8, 2
 _LENGTH_GPU, _LENGTH_CPU = 512, 96
+
+
+class _Call(NamedTuple):
+    """One way of calling attention; `grouped` leaves fewer key heads to the back end."""
+
+    name: str
+    head_size: int
+    grouped: bool = False
+    masked: bool = False
+
+
+# what a causal language model asks for; a back end that lacks one of the first two is not offered
+_CALLS = (
+    _Call("head size 64", 64),
+    _Call("head size 128", 128),
+    _Call("head size 256", 256),
+    _Call("grouped queries", 128, grouped=True),
+    _Call("boolean mask", 128, masked=True),
+)
+_NEEDED = 2
 
 PRODUCES = (
     "attention.kernel",
@@ -33,44 +52,51 @@ PRODUCES = (
     "attention.error.forward",
     "attention.error.backward",
     "attention.errors",
+    "attention.serves",
 )
 
 
 @instrument(
     "attention",
-    version=2,
+    version=3,
     produces=PRODUCES,
     estimate_s=4.0,
     deadline_s=180.0,
     faults=("wrong_mask", "scaled_output"),
 )
 def measure_attention(task: Task) -> dict[str, Evidence]:
-    """Run causal attention with grouped queries, forward and backward, on every back end.
+    """Run causal attention, forward and backward, on every back end and in every way of calling.
 
-    Errors are relative (Frobenius) against the plain formula in float32, the worst over head
-    sizes 64 and 128 and over the back ends that run; the backward one over the gradients of
-    queries, keys and values. `attention.kernel` is read from a profile of the default call.
+    Errors are relative (Frobenius) against the plain formula in float32, the worst over the back
+    ends and what each serves: head sizes 64, 128 and 256 with keys repeated for every query head,
+    grouped queries left to the back end, and a boolean mask. The backward one is over the
+    gradients of queries, keys and values. `attention.kernel` is read from a profile of the
+    default call.
     """
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     dtype = _native_dtype(task.torch_device)
     errors: dict[str, dict[str, float]] = {}
+    serves: dict[str, list[str]] = {}
     for name, member in _BACK_ENDS:
-        try:
-            with sdpa_kernel(getattr(SDPBackend, member)):
-                found = [_errors(size, dtype, task) for size in _HEAD_SIZES]
-        except (RuntimeError, AttributeError) as error:
-            if is_sticky(str(error)):
-                raise  # this process computes nothing more; its worker replaces it
-            continue  # this back end does not serve the device; what is left is reported
-        errors[name] = {
-            "forward": compare_tensors.worst(forward for forward, _ in found),
-            "backward": compare_tensors.worst(backward for _, backward in found),
-        }
+        found: dict[str, tuple[float, float]] = {}
+        for call in _CALLS:
+            try:
+                with sdpa_kernel(getattr(SDPBackend, member)):
+                    found[call.name] = _errors(call, dtype, task)
+            except (RuntimeError, AttributeError) as error:
+                if is_sticky(str(error)):
+                    raise  # this process computes nothing more; its worker replaces it
+        if all(call.name in found for call in _CALLS[:_NEEDED]):
+            serves[name] = list(found)
+            errors[name] = {
+                "forward": compare_tensors.worst(forward for forward, _ in found.values()),
+                "backward": compare_tensors.worst(backward for _, backward in found.values()),
+            }
     if task.device != "cpu":
         torch.cuda.synchronize()
-    how = f"{dtype} causal, {_HEADS} query and {_KV_HEADS} key heads, head sizes {_HEAD_SIZES}"
+    how = f"{dtype} causal, {_HEADS} query and {_KV_HEADS} key heads"
     if not errors:
         return dict.fromkeys(PRODUCES, Unknown("no attention back end ran", how))
     return {
@@ -79,6 +105,7 @@ def measure_attention(task: Task) -> dict[str, Evidence]:
         "attention.error.forward": Known(_worst(errors, "forward"), "1", how),
         "attention.error.backward": Known(_worst(errors, "backward"), "1", how),
         "attention.errors": Known(errors, "1", how),
+        "attention.serves": Known(serves, "", how),
     }
 
 
@@ -107,35 +134,39 @@ def _inputs(head_size: int, dtype: Any, task: Task) -> list[Any]:
     ]
 
 
-def _attend(inputs: list[Any]) -> Any:
+def _attend(inputs: list[Any], call: _Call) -> Any:
     import torch
 
     queries, keys, values = inputs
-    repeats = _HEADS // _KV_HEADS  # expanded, since not every back end takes grouped queries
+    if not call.grouped:  # expanded, since not every back end takes grouped queries
+        repeats = _HEADS // _KV_HEADS
+        keys, values = (item.repeat_interleave(repeats, dim=1) for item in (keys, values))
+    mask = ~_later(queries) if call.masked else None
     return torch.nn.functional.scaled_dot_product_attention(
-        queries,
-        keys.repeat_interleave(repeats, dim=1),
-        values.repeat_interleave(repeats, dim=1),
-        is_causal=True,
+        queries, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=call.grouped
     )
 
 
-def _reference(inputs: list[Any]) -> Any:
+def _later(queries: Any) -> Any:
+    """Return which keys come after each query, as (length, length)."""
     import torch
 
+    length = queries.shape[-2]
+    return torch.ones(length, length, dtype=torch.bool, device=queries.device).triu(1)
+
+
+def _reference(inputs: list[Any]) -> Any:
     queries, keys, values = inputs
     repeats = _HEADS // _KV_HEADS
     keys, values = (item.repeat_interleave(repeats, dim=1) for item in (keys, values))
     scores = queries @ keys.transpose(-2, -1) / math.sqrt(queries.shape[-1])
-    length = queries.shape[-2]
-    later = torch.ones(length, length, dtype=torch.bool, device=queries.device).triu(1)
-    return scores.masked_fill(later, -math.inf).softmax(-1) @ values
+    return scores.masked_fill(_later(queries), -math.inf).softmax(-1) @ values
 
 
-def _errors(head_size: int, dtype: Any, task: Task) -> tuple[float, float]:
-    inputs = _inputs(head_size, dtype, task)
+def _errors(call: _Call, dtype: Any, task: Task) -> tuple[float, float]:
+    inputs = _inputs(call.head_size, dtype, task)
     exact = [item.detach().float().requires_grad_() for item in inputs]
-    found, reference = _attend(inputs), _reference(exact)
+    found, reference = _attend(inputs, call), _reference(exact)
     if task.fault == "scaled_output":
         found = found * 1.05
     if task.fault == "wrong_mask":
@@ -156,7 +187,7 @@ def _default_kernel(dtype: Any, task: Task) -> Evidence:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    inputs = _inputs(_HEAD_SIZES[-1], dtype, task)
+    inputs = _inputs(_CALLS[1].head_size, dtype, task)
     queries, keys, values = inputs
     with profile(activities=[ProfilerActivity.CPU]) as trace:
         # grouped queries as transformers hands them over, which not every fused kernel takes
