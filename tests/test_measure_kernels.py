@@ -18,8 +18,11 @@ from cift_probe.measure import (
     attention,
     bench,
     compare_tensors,
+    compiled,
     flash_attention,
     nf4,
+    optimizers,
+    quantised,
 )
 from cift_probe.measure.declare import FUNCTIONS, REGISTRY, Task, instrument
 
@@ -35,6 +38,14 @@ NUMBERS = {
     "matmul": ("bf16.matmul.error", "bf16.matmul.worst_element", "fp16.matmul.error"),
     "attention": ("attention.error.forward", "attention.error.backward"),
     "nf4": ("nf4.forward.error", "nf4.backward.error", "nf4.quantisation.error"),
+    "quantised": (
+        "fp4.forward.error",
+        "fp4.backward.error",
+        "int8.forward.error",
+        "int8.backward.error",
+    ),
+    "rms_norm": ("rms_norm.forward.error", "rms_norm.backward.error"),
+    "optimizers": ("optimizer.fused.error",),
 }
 # fault -> the values that must leave their limits; a fault that is missing here has its own test
 MOVED = {
@@ -43,6 +54,12 @@ MOVED = {
     ("attention", "wrong_mask"): set(NUMBERS["attention"]),
     ("attention", "scaled_output"): set(NUMBERS["attention"]),
     ("nf4", "corrupt_block"): {"nf4.forward.error", "nf4.backward.error"},
+    ("quantised", "corrupt_block"): {"fp4.forward.error", "fp4.backward.error"},
+    ("quantised", "turned_row"): {"int8.forward.error", "int8.backward.error"},
+    ("rms_norm", "scaled_row"): set(NUMBERS["rms_norm"]),
+    ("rms_norm", "wrong_mean"): set(NUMBERS["rms_norm"]),
+    ("optimizers", "stale_gradient"): set(NUMBERS["optimizers"]),
+    ("optimizers", "no_decay"): set(NUMBERS["optimizers"]),
 }
 
 
@@ -68,7 +85,7 @@ def limit(key: str) -> float:
 def test_a_healthy_device_holds_the_limit_and_is_not_suspiciously_exact(
     name: str, key: str
 ) -> None:
-    assert 1e-5 < number(measured(name)[key]) <= limit(key)
+    assert limit(key) / 100 < number(measured(name)[key]) <= limit(key)
 
 
 @pytest.mark.parametrize(
@@ -308,17 +325,27 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Task:
     return Task("gpu0")
 
 
-def right_attention(*inputs: Any, causal: bool) -> Any:
+def right_attention(inputs: list[Any], call: Any, *, causal: bool = True) -> Any:
+    """Return attention in bf16 as the packages lay it out: (1, length, heads, head size)."""
     import torch
 
     queries, keys, values = (item.transpose(1, 2) for item in inputs)
-    return torch.nn.functional.scaled_dot_product_attention(
-        queries, keys, values, is_causal=causal
-    ).transpose(1, 2)
+    rows = [
+        torch.nn.functional.scaled_dot_product_attention(
+            queries[:, :, start:end],
+            keys[:, :, start:end],
+            values[:, :, start:end],
+            is_causal=causal,
+            enable_gqa=True,
+        )
+        for start, end in zip((0, *call.ends), call.ends, strict=False)
+    ]
+    return torch.cat(rows, dim=2).transpose(1, 2)
 
 
 def flash_error(monkeypatch: pytest.MonkeyPatch, attend: Callable[..., Any]) -> Evidence:
-    return flash_attention._error(attend, on_the_cpu(monkeypatch))  # noqa: SLF001 - on the CPU
+    task = on_the_cpu(monkeypatch)
+    return flash_attention._error(attend, task, "flash-attn")  # noqa: SLF001 - on the CPU
 
 
 def test_the_error_of_a_right_stand_in_for_flash_attention_is_small(
@@ -331,22 +358,175 @@ def test_the_error_of_a_right_stand_in_for_flash_attention_is_small(
 def test_a_stand_in_for_flash_attention_with_a_wrong_mask_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = flash_error(monkeypatch, lambda *i, causal: right_attention(*i, causal=not causal))
+    found = flash_error(monkeypatch, lambda i, call: right_attention(i, call, causal=False))
     assert number(found) > 10 * limit("attention.error.backward")
+
+
+def test_a_stand_in_that_lets_packed_rows_see_each_other_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def attend(inputs: list[Any], call: Any) -> Any:
+        return right_attention(inputs, call._replace(ends=call.ends[-1:]))
+
+    assert number(flash_error(monkeypatch, attend)) > 5 * limit("attention.error.backward")
+
+
+def test_a_stand_in_that_is_wrong_for_one_head_size_is_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def attend(inputs: list[Any], call: Any) -> Any:
+        return right_attention(inputs, call) * (1.1 if call.head_size == 256 else 1.0)
+
+    assert number(flash_error(monkeypatch, attend)) > 2 * limit("attention.error.backward")
 
 
 def test_a_gradient_of_flash_attention_that_is_no_number_is_seen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def attend(queries: Any, *others: Any, causal: bool) -> Any:
-        queries.register_hook(lambda gradient: gradient * math.nan)
-        return right_attention(queries, *others, causal=causal)
+    def attend(inputs: list[Any], call: Any) -> Any:
+        inputs[0].register_hook(lambda gradient: gradient * math.nan)
+        return right_attention(inputs, call)
 
     assert math.isnan(number(flash_error(monkeypatch, attend)))
 
 
+def packages(monkeypatch: pytest.MonkeyPatch, **modules: Any) -> None:
+    monkeypatch.setattr(flash_attention, "import_module", lambda name: modules[name])
+
+
+def test_flash_attention_is_called_as_its_two_functions_want(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    def whole(*inputs: Any, causal: bool) -> Any:
+        assert causal
+        return right_attention(list(inputs), SimpleNamespace(ends=(inputs[0].shape[1],)))
+
+    def packed(*told: Any, causal: bool) -> Any:
+        queries, keys, values, bounds, same, longest, other = told
+        assert causal
+        assert bounds.dtype == torch.int32
+        assert torch.equal(bounds, same)
+        assert longest == other == queries.shape[0]
+        rows = [item[None] for item in (queries, keys, values)]
+        return right_attention(rows, SimpleNamespace(ends=tuple(bounds[1:].tolist())))[0]
+
+    package = SimpleNamespace(flash_attn_func=whole, flash_attn_varlen_func=packed)
+    packages(monkeypatch, flash_attn=package)
+    attend = flash_attention._flash()  # noqa: SLF001 - without the package
+    assert number(flash_error(monkeypatch, attend)) < limit("attention.error.backward")
+
+
+def test_xformers_is_called_with_the_masks_that_it_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Block:
+        @staticmethod
+        def from_seqlens(lengths: list[int]) -> list[int]:
+            return lengths
+
+    def attend(queries: Any, keys: Any, values: Any, attn_bias: Any) -> Any:
+        length = queries.shape[1]
+        lengths = attn_bias if isinstance(attn_bias, list) else [length]
+        ends = tuple(sum(lengths[: index + 1]) for index in range(len(lengths)))
+        return right_attention([queries, keys, values], SimpleNamespace(ends=ends))
+
+    masks = SimpleNamespace(LowerTriangularMask=object, BlockDiagonalCausalMask=Block)
+    packages(
+        monkeypatch,
+        **{
+            "xformers.ops": SimpleNamespace(memory_efficient_attention=attend),
+            "xformers.ops.fmha.attn_bias": masks,
+        },
+    )
+    found = flash_error(monkeypatch, flash_attention._xformers())  # noqa: SLF001 - as above
+    assert number(found) < limit("attention.error.backward")
+
+
 def test_an_unsupported_device_makes_the_error_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     found = flash_error(monkeypatch, raising("FlashAttention only supports Ampere\nor newer"))
-    assert found == Unknown("FlashAttention only supports Ampere", "flash_attn_func")
+    assert found == Unknown("head size 64: FlashAttention only supports Ampere", "flash-attn")
     with pytest.raises(RuntimeError, match="device-side assert"):
         flash_error(monkeypatch, raising("CUDA error: device-side assert triggered"))
+
+
+# ---- optimizers of bitsandbytes, and compiled blocks, which run on a GPU alone ----
+
+
+class Adam:
+    """A stand-in for bitsandbytes' AdamW: torch's, which may leave out a step."""
+
+    def __init__(self, weights: list[Any], *, lost: bool = False, **arguments: Any) -> None:
+        """Take what AdamW takes."""
+        import torch
+
+        self._inner = torch.optim.AdamW(weights, **arguments)
+        self._lost = lost
+        self.param_groups = self._inner.param_groups
+
+    def step(self) -> None:
+        """Take a step, unless the third is left out."""
+        self._count = getattr(self, "_count", 0) + 1
+        if not (self._lost and self._count == 3):
+            self._inner.step()
+
+
+def optimizer_errors(monkeypatch: pytest.MonkeyPatch, **kinds: Any) -> Mapping[str, Evidence]:
+    names = ("AdamW8bit", "PagedAdamW32bit", "PagedAdamW8bit")
+    optim = SimpleNamespace(**dict.fromkeys(names, Adam) | kinds)
+    package = SimpleNamespace(optim=optim, __version__="0")
+    monkeypatch.setitem(sys.modules, "bitsandbytes", package)
+    return optimizers.measure_optimizers(on_the_cpu(monkeypatch))
+
+
+def test_every_optimizer_is_held_against_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    for evidence in optimizer_errors(monkeypatch).values():
+        assert number(evidence) < 1e-4
+
+
+def test_a_step_that_an_optimizer_leaves_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def losing(weights: list[Any], **arguments: Any) -> Adam:
+        return Adam(weights, lost=True, **arguments)
+
+    seen = optimizer_errors(monkeypatch, PagedAdamW8bit=losing)
+    assert number(seen["optimizer.paged_8bit.error"]) > 3 * limit("optimizer.paged_8bit.error")
+    assert number(seen["optimizer.8bit.error"]) < 1e-4
+
+
+def test_an_optimizer_that_does_not_run_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = optimizer_errors(monkeypatch, AdamW8bit=raising("no kernel\nfor this"))
+    assert seen["optimizer.8bit.error"] == Unknown("no kernel", "bitsandbytes 0, AdamW8bit")
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        optimizer_errors(monkeypatch, AdamW8bit=raising("CUDA error: illegal memory access"))
+
+
+def test_optimizers_of_a_missing_bitsandbytes_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    seen = optimizers.measure_optimizers(on_the_cpu(monkeypatch))
+    assert isinstance(seen["optimizer.8bit.error"], Unknown)
+    assert isinstance(seen["optimizer.fused.error"], Known)
+    assert all(
+        isinstance(item, Unknown) for item in quantised.measure_quantised(Task("cpu")).values()
+    )
+
+
+@pytest.mark.parametrize(("fault", "sound"), [("", True), ("scaled_output", False)])
+def test_a_compiled_block_is_held_against_itself(fault: str, *, sound: bool) -> None:
+    def compiler(block: Any) -> Any:
+        return lambda *told, **named: block(*told, **named)  # noqa: PLW0108 - another object than the block
+
+    seen = compiled._steps(compiler, Task("cpu", fault=fault))  # noqa: SLF001 - without a GPU
+    assert set(seen) == set(compiled.PRODUCES)
+    for key in ("compile.forward.error", "compile.backward.error"):
+        assert (number(seen[key]) <= limit(key)) is sound
+    assert number(seen["compile.first.seconds"]) > 0
+
+
+def test_a_block_that_does_not_compile_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_steps", raising("Cannot find a working triton\nmore"))
+    seen = compiled.measure_compile(on_the_cpu(monkeypatch))
+    assert seen["compile.forward.error"] == Unknown("RuntimeError: Cannot find a working triton")
+    monkeypatch.setattr(compiled, "_steps", raising("CUDA error: illegal memory access"))
+    with pytest.raises(RuntimeError, match="illegal"):
+        compiled.measure_compile(on_the_cpu(monkeypatch))

@@ -59,17 +59,12 @@ def measure_xformers(task: Task) -> dict[str, Evidence]:
     return _measured("xformers", "xformers", _xformers, task)
 
 
-def _measured(
-    name: str, title: str, load: Callable[[], Attend], task: Task
-) -> dict[str, Evidence]:
+def _measured(name: str, title: str, load: Callable[[], Attend], task: Task) -> dict[str, Evidence]:
     imports, error = f"{name}.imports", f"{name}.error"
     if find_spec(name) is None and task.fault != "undefined_symbol":
         return dict.fromkeys((imports, error), absent(f"{title} is not installed"))
     try:
-        if task.fault == "undefined_symbol":
-            message = f"{name}.so: undefined symbol: {_UNDEFINED}"
-            raise ImportError(message)
-        attend = load()
+        attend = _lacking(name) if task.fault == "undefined_symbol" else load()
     except (ImportError, OSError) as fault:
         reason = str(fault).partition("\n")[0]
         return {
@@ -80,6 +75,12 @@ def _measured(
     if task.device == "cpu":
         return {**found, error: absent(f"{title} has no CPU kernel")}
     return {**found, error: _error(attend, task, title)}
+
+
+def _lacking(name: str) -> Attend:
+    """Fail as a library does that was built for another torch."""
+    message = f"{name}.so: undefined symbol: {_UNDEFINED}"
+    raise ImportError(message)
 
 
 def _flash() -> Attend:
@@ -135,7 +136,10 @@ def _error(attend: Attend, task: Task, title: str) -> Evidence:
 
 
 def _error_of(attend: Attend, call: _Call, task: Task) -> float:
-    """Return the worst relative error of output and gradients; tensors are (1, 256, heads, size)."""
+    """Return the worst relative error of output and gradients.
+
+    Tensors are (1, 256, heads, head size).
+    """
     import torch
 
     inputs = [

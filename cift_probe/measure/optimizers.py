@@ -65,7 +65,7 @@ def measure_optimizers(task: Task) -> dict[str, Evidence]:
             return absent(text, how) if task.device == "cpu" else Unknown(text, how)
         return Known(compare_tensors.relative_error(moved, exact - start.double()), "1", how)
 
-    fused = {**_ARGUMENTS, "fused": True}
+    fused: dict[str, Any] = {**_ARGUMENTS, "fused": True}
     found = {
         PRODUCES[0]: error_of(
             lambda weights: torch.optim.AdamW(weights, **fused), f"torch {torch.__version__}"
