@@ -12,15 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cift_probe.cli import run_command
+from cift_probe.cli import machine_file, run_command
 from cift_probe.diagnose import Diagnosis, architecture, diagnose, log, memory
 from cift_probe.diagnose.diagnosis import read_kinds
 from cift_probe.diagnose.signs import SIGNS
+from cift_probe.verdict import catalogue
 
 # the same examples in every run, and nothing kept in the folder
 settings.register_profile("cift", derandomize=True, database=None, deadline=None)
 settings.load_profile("cift")
 
+ROOT = Path(__file__).parents[1]
 DATA = Path(__file__).parent / "data"
 # collected from public reports; each record names its thread
 REAL = [json.loads(line) for line in (DATA / "error_texts.jsonl").read_text().splitlines()]
@@ -168,3 +170,67 @@ def test_what_is_no_log_is_refused_in_one_line(
     assert told.out == ""
     [line] = told.err.splitlines()
     assert line.startswith(f"cift diagnose: {name}: ")
+
+
+# ---- with a report of the machine ----
+
+LOG = (
+    b"RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. "
+    b"It is possible that dataloader's workers are out of shared memory.\n"
+)
+REPORT: dict[str, Any] = {
+    "evidence": {"facts": {"host.shm.size": {"is": "known", "value": 67108864, "unit": "B"}}},
+    "findings": [
+        {"check": "HST001", "outcome": "FAIL", "reason": "64.00 MiB is not at least 1.00 GiB"},
+        {"check": "ENV001", "outcome": "PASS", "reason": "fine"},
+    ],
+}
+
+
+def with_report(tmp_path: Path, report: Any, *arguments: str) -> int:
+    (tmp_path / "log").write_bytes(LOG)
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    return run_command(["diagnose", str(tmp_path / "log"), "--report", str(tmp_path), *arguments])
+
+
+def test_a_report_confirms_what_a_log_tells(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert with_report(tmp_path, REPORT) == 0
+    out = capsys.readouterr().out
+    assert "the report: confirmed" in out
+    assert "HST001 FAIL: 64.00 MiB is not at least 1.00 GiB" in out
+    assert "host.shm.size: 64.00 MiB" in out
+    assert "ENV001" not in out
+    sound = REPORT | {"findings": [{"check": "HST001", "outcome": "PASS", "reason": "enough"}]}
+    assert with_report(tmp_path, sound, "--json") == 0
+    told = json.loads(capsys.readouterr().out)["diagnoses"][0]["machine"]
+    assert told["stands"] == "not confirmed"
+
+
+def test_facts_of_a_machine_are_shown_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    facts = {"evidence": {"host.shm.size": {"value": 67108864, "unit": "B", "source": "statvfs"}}}
+    assert with_report(tmp_path, facts) == 0
+    assert "host.shm.size: 64.00 MiB" in capsys.readouterr().out
+
+
+def test_a_report_that_is_none_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert with_report(tmp_path, []) == 4
+    assert "has no evidence" in capsys.readouterr().err
+
+
+def test_checks_and_facts_of_every_kind_exist() -> None:
+    known = catalogue.load(ROOT / "suites")
+    examples = ROOT / "reports" / "examples"
+    keys: set[str] = set()
+    for name in ("h200-torch-2.11-cu130.json", "h200-facts.json"):
+        keys |= {
+            key.partition("[")[0] for key in machine_file.read_machine(str(examples / name))[1]
+        }
+    for kind, row in read_kinds().items():
+        assert set(row.checks) <= set(known), kind
+        assert set(row.facts) <= keys, kind

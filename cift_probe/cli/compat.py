@@ -6,11 +6,12 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from cift_probe.cli import machine_file
+from cift_probe.cli.machine_file import MachineFileError
 from cift_probe.compat import Judgement, judge
 from cift_probe.compat.machine import (
     PACKAGES,
@@ -29,7 +30,6 @@ from cift_probe.verdict.display import one_line
 
 EXIT_USAGE = 4
 EXIT_CODES = {"pass": 0, "not_applicable": 0, "warn": 0, "fail": 1, "unknown": 10}
-_MAX_FILE_BYTES = 64 << 20
 _DESCRIPTION = """\
 Judges a machine that is only described: will this driver, torch and card go together?
 
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
         if options.case:
             return _cases(options)
         machine = _machine(options)
-    except (MachineError, PlanError) as error:
+    except (MachineError, MachineFileError, PlanError) as error:
         print(f"cift compat: {one_line(str(error))}", file=sys.stderr)  # noqa: T201 - a tool prints
         return EXIT_USAGE
     found = judge_machine(machine)
@@ -90,7 +90,7 @@ def _machine(options: argparse.Namespace) -> Machine:
     cards = {row: card for name in names for row, card in find_family(name).items()}
     told = described(vars(options), {k: card.compute_capability for k, card in cards.items()})
     if options.facts:
-        told = _merged(from_evidence(_evidence(options.facts)), told)
+        told = _merged(from_evidence(machine_file.read_values(options.facts)), told)
     if told == Machine(system=told.system):
         message = "describe the machine: --gpu v100 --driver 535.104 --torch 2.13+cu130, or --facts"
         raise MachineError(message)
@@ -110,51 +110,9 @@ def _merged(base: Machine, over: Machine) -> Machine:
     return msgspec.structs.replace(base, packages=packages, **changes)
 
 
-def _read(place: str) -> Any:
-    try:
-        if place == "-":
-            return json.load(sys.stdin)
-        path = Path(place)
-        if path.is_dir():
-            path = path / "report.json"
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            message = f"{place}: is above 64 MiB; name the JSON of one machine"
-            raise MachineError(message)
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        message = f"{place}: cannot be read ({error.strerror}); name a JSON file"
-        raise MachineError(message) from error
-    except (ValueError, RecursionError) as error:
-        message = f"{place}: is no JSON: {error}"
-        raise MachineError(message) from error
-
-
-def _evidence(place: str) -> dict[str, Any]:
-    """Return {key: value} of what a report or a facts file knows."""
-    told = _read(place)
-    rows = told.get("evidence") if isinstance(told, Mapping) else None
-    if not isinstance(rows, Mapping):
-        message = f"{place}: has no evidence; name a report.json or the output of cift facts --json"
-        raise MachineError(message)
-    flat: dict[str, Any] = {}
-    for key, row in rows.items():
-        inner = (
-            {key: row}
-            if isinstance(row, Mapping) and {"value", "is", "unknown"} & set(row)
-            else row
-        )
-        if isinstance(inner, Mapping):
-            flat |= {
-                name: item["value"]
-                for name, item in inner.items()
-                if isinstance(item, Mapping) and "value" in item
-            }
-    return flat
-
-
 def _cases(options: argparse.Namespace) -> int:
     """Judge situations that are told by their fields."""
-    told = _read(options.case)
+    told = machine_file.read_json(options.case)
     cases = told if isinstance(told, list) else [told]
     if not all(isinstance(item, Mapping) for item in cases):
         message = f"{options.case}: is no object of fields, and no list of such"

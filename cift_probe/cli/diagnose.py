@@ -7,11 +7,17 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 import msgspec
 
+from cift_probe.cli import machine_file
+from cift_probe.cli.machine_file import MachineFileError
 from cift_probe.diagnose import Diagnosis, diagnose
+from cift_probe.diagnose.bearing import bearing
+from cift_probe.diagnose.diagnosis import read_kinds
+from cift_probe.evidence import Evidence
 from cift_probe.verdict.display import bytes_text, one_line
 
 EXIT_KNOWN, EXIT_UNKNOWN, EXIT_USAGE = 0, 10, 4
@@ -28,6 +34,7 @@ of, the likeliest cause first. What is not recognised is said to be unknown, nev
   cift diagnose train.log
   python train.py 2>&1 | cift diagnose -
   dmesg | cift diagnose - --json
+  cift diagnose train.log --report reports/latest     what a report of the machine says to it
 
 exit codes: 0 a failure was recognised, 10 none was, 4 wrong call
 """
@@ -45,6 +52,11 @@ def parser(kind: type[argparse.ArgumentParser]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("file", metavar="FILE", help="a log of any size; - is standard input")
+    made.add_argument(
+        "--report",
+        metavar="FILE",
+        help="a report, the folder of a run, or the output of cift facts --json",
+    )
     made.add_argument("--json", action="store_true", help="one JSON object")
     return made
 
@@ -52,10 +64,13 @@ def parser(kind: type[argparse.ArgumentParser]) -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> int:
     """Carry out the command; returns the exit code."""
     try:
+        machine = machine_file.read_machine(options.report) if options.report else None
         found = _read(options.file)
-    except FileError as error:
+    except (FileError, MachineFileError) as error:
         print(f"cift diagnose: {one_line(str(error))}", file=sys.stderr)  # noqa: T201 - a tool prints
         return EXIT_USAGE
+    if machine is not None:
+        found = _with_machine(found, *machine)
     text = json.dumps(_plain(found), indent=2) if options.json else _page(found)
     print(text)  # noqa: T201 - a command-line tool prints
     return EXIT_KNOWN if found else EXIT_UNKNOWN
@@ -70,6 +85,31 @@ def _read(name: str) -> list[Diagnosis]:
     except OSError as error:
         message = f"{name}: cannot be read ({error.strerror}); name a log file, or - for stdin"
         raise FileError(message) from error
+
+
+def _with_machine(
+    found: list[Diagnosis],
+    findings: list[Mapping[str, Any]],
+    evidence: Mapping[str, Evidence],
+) -> list[Diagnosis]:
+    """Add what a report says; of the likely ones those come first that it confirms."""
+    kinds = read_kinds()
+    told = [
+        msgspec.structs.replace(
+            item,
+            machine=bearing(kinds[item.kind].checks, kinds[item.kind].facts, findings, evidence),
+        )
+        for item in found
+    ]
+    ranks = ("confirmed", "", "not confirmed")
+    sure = {item.kind: list(_SURE).index(item.sure) for item in told}
+    return sorted(
+        told,
+        key=lambda item: (
+            sure[item.kind],
+            ranks.index(item.machine.stands if item.machine else ""),
+        ),
+    )
 
 
 def _opened(name: str) -> BinaryIO:
@@ -101,11 +141,22 @@ def _page(found: list[Diagnosis]) -> str:
     if first.figures:
         told = ", ".join(f"{name} {bytes_text(size)}" for name, size in first.figures.items())
         lines.append(f"  figures: {told}")
+    lines += _machine_lines(first)
     lines.append(f"  change first: {first.fix}")
     if rest:
         lines += ["", "also seen:"]
         lines += [f"  {item.kind} ({item.sure}): {_shown(*item.lines[0]).strip()}" for item in rest]
     return "\n".join(lines)
+
+
+def _machine_lines(item: Diagnosis) -> list[str]:
+    if item.machine is None:
+        return []
+    told = item.machine
+    if not told.findings and not told.facts:
+        return ["  the report says nothing to it"]
+    lines = [f"  the report: {told.stands}"] if told.stands else ["  the report:"]
+    return lines + [f"    {one_line(text)[:_WIDTH]}" for text in (*told.findings, *told.facts)]
 
 
 def _shown(number: int, text: str) -> str:

@@ -11,6 +11,7 @@ import msgspec
 
 from cift_probe.data import read_rows
 from cift_probe.diagnose import memory
+from cift_probe.diagnose.bearing import Bearing
 from cift_probe.diagnose.log import MAX_LINE, WINDOW_LINES, read_lines
 from cift_probe.diagnose.signs import ASIDE, LIKELY, NAMES_IT, SIGNS, Sign
 
@@ -25,7 +26,8 @@ class KindRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `outcome` is what a check answers where a text tells of it: most do not work, some work at a
     cost, and some are false alarms. `told` says whether a text can tell of it at all. `source` is
-    a ground besides reports of others, where those that are known are not confirmed.
+    a ground besides reports of others, where those that are known are not confirmed. `checks` and
+    `facts` of a machine bear on it.
     """
 
     title: str
@@ -33,6 +35,8 @@ class KindRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outcome: Literal["fail", "warn", "unknown", "not_applicable", "pass"] = "fail"
     told: bool = True
     source: str = ""
+    checks: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
 
 
 class Line(NamedTuple):
@@ -47,7 +51,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
     `sure` is "certain" where the text names it, "likely" where it may be another, "aside" where it
     is a consequence or harmless. `lines` are the first that show it, `count` how many do;
-    `figures` are bytes that the first of them tells.
+    `figures` are bytes that the first of them tells. `machine` is what a report says to it.
     """
 
     kind: str
@@ -57,6 +61,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     lines: tuple[Line, ...]
     count: int
     figures: dict[str, int] = {}
+    machine: Bearing | None = None
 
 
 @cache
