@@ -227,7 +227,7 @@ def test_checks_and_facts_of_every_kind_exist() -> None:
     known = catalogue.load(ROOT / "suites")
     examples = ROOT / "reports" / "examples"
     keys: set[str] = set()
-    for name in ("h200-torch-2.11-cu130.json", "h200-facts.json"):
+    for name in ("h200-torch-2.11-cu130.json", "facts/h200.json"):
         keys |= {
             key.partition("[")[0] for key in machine_file.read_machine(str(examples / name))[1]
         }
