@@ -27,7 +27,9 @@ _CUDNN_DROPPED = ((91100, (7, 5)),)  # cuDNN 9.11 release notes: Maxwell, Pascal
 def architecture(case: Case) -> Judgement | None:
     """Tell whether an architecture list serves the lowest of the devices."""
     ran = case.flag("kernel_ran", "kernel_ok", "kernel_runs")
-    asked = case.has("capability", "compute_cap", "compute_capability", "compute_cap_field")
+    asked = case.has(
+        "capability", "compute_cap", "compute_capability", "compute_cap_field", "gpus", "devices"
+    )
     listed = case.get("arch_list", "archs", "arch_flags", "wheel_archs", "architectures")
     capability = case.capability()
     if capability is None:

@@ -105,9 +105,14 @@ class Case:
         return parse_version(self.get(*names))
 
     def capability(self) -> Capability | None:
-        """Return the lowest compute capability of the devices; None where none is told."""
-        found = self.get("capability", "compute_capability", "compute_cap", "capabilities", "sm")
-        return min(_capabilities(found), default=None)
+        """Return the lowest compute capability of all devices; None where none is told."""
+        names = ("capability", "compute_capability", "compute_cap", "capabilities", "sm")
+        found = list(_capabilities(self.get(*names)))
+        rows = self.get("gpus", "devices")
+        for row in rows if isinstance(rows, list) else ():
+            if isinstance(row, Mapping):
+                found += _capabilities(next((row[name] for name in names if name in row), None))
+        return min(found, default=None)
 
     def texts(self) -> Iterator[str]:
         """Yield texts of logs and tools."""

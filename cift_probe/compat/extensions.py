@@ -32,6 +32,12 @@ _FLASH_LEAST = {1: (7, 5), 2: (8, 0), 3: (9, 0)}  # Dao-AILab/flash-attention RE
 _FLASH_HEAD = 256  # as above, "head dim up to 256"
 # backward of heads above 192 needed an A100 or H100 before 2.5.5 (README)
 _WIDE_HEAD, _WIDE_FROM = 192, Version("2.5.5")
+# what a model asks for, and the release that brought it (README, Changelog)
+_SINCE = {
+    "sliding_window": Version("2.3.0"),
+    "alibi": Version("2.4.0"),
+    "softcap": Version("2.6.0"),
+}
 _WIDE_CARDS = frozenset({(8, 0), (9, 0)})
 _SHARED_LIMIT_NAMES = ("limit", "hardware_limit", "shared_limit", "max_shared", "available")
 
@@ -71,7 +77,7 @@ def bnb_platform(case: Case) -> Judgement | None:
         return Judgement("bnb_platform_mismatch", "pass" if same else "fail", reason)
     imports, ran = (
         case.flag("import_ok", "imports"),
-        case.flag("bnb_kernel", "quantize_ok", "real_kernel_ok"),
+        case.flag("bnb_kernel", "quantize_ok", "real_kernel_ok", "kernel_ok", "kernel_runs"),
     )
     if imports and ran is False and case.flag("arch_ok", "arch_listed") is not False:
         return Judgement("bnb_platform_mismatch", "fail", "the import succeeds, a kernel does not")
@@ -185,6 +191,10 @@ def flash_attention_device(case: Case) -> Judgement | None:
         return Judgement("flash_attn_unsupported", "fail", reason)
     if str(case.get("dtype") or "") in {"float32", "fp32"}:
         return Judgement("flash_attn_unsupported", "fail", "it takes 16-bit types alone")
+    for name, since in _SINCE.items():
+        if case.flag(name) and version is not None and version < since:
+            reason = f"{name} came with {since}, {version} is installed"
+            return Judgement("flash_attn_unsupported", "fail", reason)
     return Judgement("flash_attn_unsupported", "pass", f"within its limits on capability {text}")
 
 

@@ -15,6 +15,7 @@ _FAILED_SLACK = 0.05  # of what is allocated: below it, what is held and free is
 _CONTEXT = 2 * _GIB  # above any CUDA context: 0.14 to 0.8 GiB were measured
 _LOGITS_RISK = 0.5 * _GIB  # one tensor of it, several of which live at the peak of a loss
 _UPCAST_RISK = 0.25 * _GIB
+_COLLAPSE = 3.0  # times: host memory is slower by the ratio of PCIe to device memory, 10 and more
 _RENAMED = Version("2.10")  # PYTORCH_ALLOC_CONF: torch 2.10, docs/source/notes/cuda.rst
 _OLD_NAME, _NEW_NAME = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 _SINCE = {
@@ -91,10 +92,17 @@ def other_process(case: Case) -> Judgement | None:
 def host_fallback(case: Case) -> Judgement | None:
     """Tell memory beyond the card's total, which Windows and WSL take from the host: slow."""
     allocated, total = case.size("allocated", "used"), case.size("total", "capacity")
-    slower = case.number("bandwidth_ratio", "slowdown")
+    slower = _slower(case)
+    system = str(case.get("os", "platform") or "").lower()
+    if (
+        slower is not None
+        and slower >= _COLLAPSE
+        and any(name in system for name in ("win", "wsl"))
+    ):
+        reason = f"{slower:.0f} times slower where memory is full, on {system}"
+        return Judgement("sysmem_fallback", "warn", reason)
     if allocated is None or total is None:
         return None
-    system = str(case.get("os", "platform") or "").lower()
     if allocated > total:
         return Judgement(
             "sysmem_fallback", "warn", f"{gib(allocated)} allocated on a card of {gib(total)}"
@@ -102,6 +110,20 @@ def host_fallback(case: Case) -> Judgement | None:
     if not system and slower is None:
         return None
     return Judgement("sysmem_fallback", "pass", "what is allocated is on the card")
+
+
+def _slower(case: Case) -> float | None:
+    """Return by how much a step or a copy is slower once memory is full."""
+    told = case.number("slowdown", "step_slowdown", "times_slower")
+    before = case.number("step_s_before", "step_s_normal", "normal_step_s")
+    after = case.number("step_s_after", "step_s_full", "slow_step_s")
+    if told is None and before and after:
+        told = after / before
+    wide = case.number("copy_gbps_before", "bandwidth_before", "device_gbps")
+    narrow = case.number("copy_gbps_after", "bandwidth_after", "copy_gbps")
+    if told is None and wide and narrow:
+        told = wide / narrow
+    return told
 
 
 def logits(case: Case) -> Judgement | None:
@@ -134,10 +156,14 @@ def upcast(case: Case) -> Judgement | None:
 
 def phases(case: Case) -> Judgement | None:
     """Hold the peak of each phase, and what is alive together, against the capacity."""
+    total = case.size("total", "capacity", "device_total", "usable")
+    alive = sum(_table(case, ("alive", "together", "alive_together", "models")).values())
+    if alive and total is not None:
+        reason = f"what is alive together takes {gib(alive)} of {gib(total)}"
+        return Judgement("phase_peak_oom", "fail" if alive > total else "pass", reason)
     found = _phases(case)
     if not found:
         return None
-    total = case.size("total", "capacity", "device_total", "usable")
     step = next(
         (found[name] for name in ("step", "train", "training", "train_step") if name in found), None
     )
@@ -162,19 +188,27 @@ _PHASES = ("load", "prepare", "step", "train", "eval", "evaluation", "save", "me
 
 def _phases(case: Case) -> dict[str, float]:
     """Return bytes by phase: a table with its unit in the name, or one field for each phase."""
-    for unit, factor in (("mib", _MIB), ("gib", _GIB), ("bytes", 1), ("mb", 10**6), ("gb", 10**9)):
-        for base in ("reserved", "peaks", "phases", "phase_peaks", "peak", "allocated"):
-            rows = case.get(f"{base}_{unit}")
-            if isinstance(rows, Mapping):
-                told = {str(key): value for key, value in rows.items()}
-                return {
-                    key: float(value) * factor
-                    for key, value in told.items()
-                    if isinstance(value, int | float)
-                }
+    bases = ("reserved", "peaks", "phases", "phase_peaks", "peak", "allocated")
+    table = _table(case, bases)
+    if table:
+        return table
     flat = {name: case.size(name, f"{name}_peak", f"peak_{name}") for name in _PHASES}
     found = {name: size for name, size in flat.items() if size is not None}
     return found if len(found) > 1 else {}
+
+
+def _table(case: Case, bases: tuple[str, ...]) -> dict[str, float]:
+    """Return bytes by name from the first table whose name ends in a unit; empty without one."""
+    for unit, factor in (("mib", _MIB), ("gib", _GIB), ("bytes", 1), ("mb", 10**6), ("gb", 10**9)):
+        rows = case.get(*(f"{base}_{unit}" for base in bases))
+        if isinstance(rows, Mapping):
+            told = {str(key): value for key, value in rows.items()}
+            return {
+                key: float(value) * factor
+                for key, value in told.items()
+                if isinstance(value, int | float)
+            }
+    return {}
 
 
 def allocator_setting(case: Case) -> Judgement | None:
@@ -214,11 +248,22 @@ def allocator_setting(case: Case) -> Judgement | None:
     return Judgement("alloc_conf_ignored", "pass", f"torch {torch} heeds {', '.join(named)}")
 
 
+def _asks_to_grow(case: Case) -> bool:
+    text = str(case.get("env", "environment", "alloc_conf") or "").lower().replace(" ", "")
+    return "expandable_segments:true" in text
+
+
 def expandable(case: Case) -> Judgement | None:
     """Tell expandable segments where the driver lacks virtual memory management."""
     on = case.flag("expandable_segments")
+    if on is None and _asks_to_grow(case):
+        on = True
     vmm = case.flag(
         "vmm_supported",
+        "attr_vmm",
+        "vmm_attr",
+        "vmm_attribute",
+        "virtual_memory_management_supported",
         "vmm",
         "virtual_memory_management",
         "cu_vmm",
@@ -228,7 +273,7 @@ def expandable(case: Case) -> Judgement | None:
     place = " ".join(
         str(case.get(n) or "") for n in ("platform", "virtualization", "gpu", "name", "os")
     ).lower()
-    if on is None:
+    if on is None or (vmm is None and works is None and not case.has("expandable_segments")):
         return None
     if not on:
         return Judgement("expandable_segments_unsupported", "pass", "expandable segments are off")

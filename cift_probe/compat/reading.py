@@ -122,6 +122,10 @@ def capacity(case: Case) -> Judgement | None:
     if integrated and free is not None and available is not None:
         reason = f"unified memory: {gib(available)} are available, not {gib(free)}"
         return Judgement("device_memory_misread", "pass", reason)
+    host = case.size("meminfo_total", "mem_total", "host_total")
+    if integrated and host is not None and case.has("nvml_total", "nvml_total_mib", "total"):
+        reason = f"unified memory: the host's {gib(host)} are the device's"
+        return Judgement("device_memory_misread", "pass", reason)
     total = case.size("nvml_total", "total", "driver_total", "cuda_total", "device_total")
     name = str(case.get("name", "gpu", "product_name") or "")
     sold = [float(size) * (1 << 30) for size in _NAMED_GB.findall(name)]

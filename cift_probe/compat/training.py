@@ -140,7 +140,7 @@ def labels(case: Case) -> Judgement | None:
     if masked is None and isinstance(counts, int) and not isinstance(counts, bool):
         masked, total = (1.0, 1.0) if counts == 0 else (0.0, 1.0)
     if masked is None:
-        return _template(case)
+        return _cut(case) or _template(case)
     evaluating = str(case.get("split") or "train").lower() in {"eval", "validation", "test", "dev"}
     reason = f"{masked:g} of {total or masked:g} rows have no label that counts"
     if not masked:
@@ -163,6 +163,16 @@ def _labels_of(case: Case, rows: list[Any]) -> Judgement:
         reason = f"the end token {end:g} is {'' if learnt else 'never '}among the labels that count"
         return Judgement("eos_not_supervised", "pass" if learnt else "fail", reason)
     return Judgement("labels_all_masked", "pass", "every row has labels that count")
+
+
+def _cut(case: Case) -> Judgement | None:
+    """Tell prompts that alone fill the length to which rows are cut."""
+    prompt = case.number("prompt_tokens", "prompt_length", "prompt_len")
+    longest = case.number("max_length", "max_seq_length", "max_len", "cutoff_len", "block_size")
+    if prompt is None or longest is None:
+        return None
+    reason = f"the prompt takes {prompt:g} of {longest:g} tokens"
+    return Judgement("labels_all_masked", "fail" if prompt >= longest else "pass", reason)
 
 
 def _template(case: Case) -> Judgement | None:
@@ -199,6 +209,8 @@ def end_token(case: Case) -> Judgement | None:
         case.get("eos_token_id", "eos_token", "eos_id"),
     )
     masks = case.flag("pad_masked", "mask_pad", "collator_masks_pad", "pad_tokens_masked")
+    if masks is None and "languagemodeling" in str(case.get("collator") or "").lower():
+        masks = True  # transformers/data/data_collator.py: labels of the padding token become -100
     if pad is None or end is None or case.has("labels"):
         return None
     if pad == end and masks is not False:
