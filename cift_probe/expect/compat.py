@@ -15,14 +15,12 @@ from packaging.version import Version
 
 from cift_probe.data import read_rows
 from cift_probe.evidence import Evidence, Known, Reading, Unknown, absent
+from cift_probe.expect.wheels import TEGRA
 
 Rule: TypeAlias = Callable[[Reading], Evidence]
 RULES: dict[str, Rule] = {}
 DRIVERS = "cuda.toml"
 
-# Cubins of Tegra (Jetson) and desktop GPUs are not binary compatible with each other, by the
-# Programming Guide: only an exact match serves these.
-_TEGRA = ("5.3", "6.2", "7.2", "8.7", "10.1", "11.0")
 _GUIDE = "CUDA C++ Programming Guide, Binary Compatibility and PTX Compatibility"
 
 
@@ -87,7 +85,7 @@ def expect_accepted_architectures(facts: Reading) -> Evidence:
     text = str(capability.value)
     major, minor = (int(part) for part in text.split("."))
     exact = [f"sm_{major}{minor}a", f"sm_{major}{minor}f", f"sm_{major}{minor}"]
-    if text in _TEGRA:
+    if (major, minor) in TEGRA:
         return Known(exact, source=_GUIDE, note="Tegra: only an exact match serves")
     lower = [f"sm_{major}{m}{s}" for m in range(minor - 1, -1, -1) for s in ("f", "")]
     ptx = [
