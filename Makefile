@@ -26,7 +26,7 @@ test:
 	$(TEST_VENV)/bin/python -m ruff format --check
 	$(TEST_VENV)/bin/python -m mypy
 	$(TEST_VENV)/bin/lint-imports
-	$(TEST_VENV)/bin/python -m pytest tests
+	$(TEST_VENV)/bin/python -m pytest tests -n auto --dist loadfile
 
 clean:
 	rm -rf $(VENV) $(TEST_VENV) .ruff_cache .mypy_cache .import_linter_cache .pytest_cache build *.egg-info

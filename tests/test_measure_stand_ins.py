@@ -213,7 +213,7 @@ def test_four_fifths_of_free_memory_are_handed_out_and_written(memory: CountedMe
 
 @pytest.mark.usefixtures("memory")
 def test_memory_that_somebody_holds_is_not_usable() -> None:
-    assert space(fault="held_memory")[1] == space()[1] - (256 << 20)
+    assert space(fault="held_memory")[1] == space()[1] * 3 // 4
 
 
 @pytest.mark.usefixtures("memory")
