@@ -150,6 +150,7 @@ def trace(plan: Plan, num_layers: int, gpu: FakeGpu, folder: Path) -> Any:
         )
         recorder.name_modules(model)
         del model
+        gc.freeze()  # nor is the model, which lives as long as the trace
         step()
     return recorder
 
