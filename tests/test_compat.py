@@ -21,7 +21,7 @@ from cift_probe.compat import judge
 from cift_probe.compat.case import Case, parse_capability, parse_version
 from cift_probe.compat.machine import Machine, from_evidence, install_line, judge_machine
 from cift_probe.data import DataError
-from cift_probe.diagnose.diagnosis import read_kinds
+from cift_probe.diagnose.kinds import read_kinds
 from cift_probe.expect.rows import Fact, Row, read_compat, rulings
 from cift_probe.expect.wheels import find_wheel, read_wheels, serving, wheels_for
 

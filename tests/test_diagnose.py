@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cift_probe.cli import machine_file, run_command
-from cift_probe.diagnose import Diagnosis, architecture, diagnose, log, memory
-from cift_probe.diagnose.diagnosis import read_kinds
+from cift_probe.diagnose import architecture, log, memory
+from cift_probe.diagnose.diagnosis import Diagnosis, diagnose
+from cift_probe.diagnose.kinds import read_kinds
 from cift_probe.diagnose.signs import SIGNS
 from cift_probe.verdict import catalogue
 

@@ -23,7 +23,7 @@ from cift_probe.compat.machine import (
     judge_machine,
 )
 from cift_probe.devices import find_family
-from cift_probe.diagnose.diagnosis import read_kinds
+from cift_probe.diagnose.kinds import read_kinds
 from cift_probe.expect.rows import Ruling
 from cift_probe.plan import PlanError
 from cift_probe.verdict.display import one_line

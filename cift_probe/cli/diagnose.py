@@ -14,9 +14,9 @@ import msgspec
 
 from cift_probe.cli import machine_file
 from cift_probe.cli.machine_file import MachineFileError
-from cift_probe.diagnose import Diagnosis, diagnose
 from cift_probe.diagnose.bearing import bearing
-from cift_probe.diagnose.diagnosis import read_kinds
+from cift_probe.diagnose.diagnosis import Diagnosis, diagnose
+from cift_probe.diagnose.kinds import read_kinds
 from cift_probe.evidence import Evidence
 from cift_probe.verdict.display import bytes_text, one_line
 

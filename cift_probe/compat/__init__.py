@@ -22,8 +22,7 @@ from cift_probe.compat import (
     training,
 )
 from cift_probe.compat.case import Case, Judgement
-from cift_probe.diagnose import diagnose
-from cift_probe.diagnose.diagnosis import read_kinds
+from cift_probe.diagnose.kinds import read_kinds
 
 _JUDGES = (
     *startup.JUDGES,
@@ -51,6 +50,10 @@ def judge(fields: Mapping[str, Any]) -> list[Judgement]:
 
 
 def _of_text(text: str) -> list[Judgement]:
+    from cift_probe.diagnose.diagnosis import (
+        diagnose,  # its patterns take longer to load than all rules
+    )
+
     seen = diagnose(io.BytesIO(text.encode("utf-8", errors="replace")))
     kinds = read_kinds()
     return [Judgement(item.kind, kinds[item.kind].outcome, item.lines[0].text) for item in seen]

@@ -10,7 +10,7 @@ import msgspec
 from packaging.version import InvalidVersion, Version
 
 from cift_probe.compat.case import Case, parse_capability
-from cift_probe.diagnose.diagnosis import read_kinds
+from cift_probe.diagnose.kinds import read_kinds
 from cift_probe.expect.rows import Fact, Ruling, read_compat, rulings
 from cift_probe.expect.wheels import Capability, find_wheel, serving, wheels_for
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import cache
-from typing import BinaryIO, Literal, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
-from cift_probe.data import read_rows
 from cift_probe.diagnose import memory
 from cift_probe.diagnose.bearing import Bearing
+from cift_probe.diagnose.kinds import read_kinds
 from cift_probe.diagnose.log import MAX_LINE, WINDOW_LINES, read_lines
 from cift_probe.diagnose.signs import ASIDE, LIKELY, NAMES_IT, SIGNS, Sign
 
@@ -19,24 +18,6 @@ _MAX_KNOWN = 20_000  # pairs of lines that are remembered
 _SHOWN = 3
 _ESCAPE = re.compile(rb"\x1b\[[0-9;?]{0,16}[A-Za-z]")
 _SURE = {NAMES_IT: "certain", LIKELY: "likely", ASIDE: "aside"}
-
-
-class KindRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A row of `data/kinds.toml`: what a failure is, and what to change first.
-
-    `outcome` is what a check answers where a text tells of it: most do not work, some work at a
-    cost, and some are false alarms. `told` says whether a text can tell of it at all. `source` is
-    a ground besides reports of others, where those that are known are not confirmed. `checks` and
-    `facts` of a machine bear on it.
-    """
-
-    title: str
-    fix: str
-    outcome: Literal["fail", "warn", "unknown", "not_applicable", "pass"] = "fail"
-    told: bool = True
-    source: str = ""
-    checks: tuple[str, ...] = ()
-    facts: tuple[str, ...] = ()
 
 
 class Line(NamedTuple):
@@ -62,12 +43,6 @@ class Diagnosis(msgspec.Struct, frozen=True):
     count: int
     figures: dict[str, int] = {}
     machine: Bearing | None = None
-
-
-@cache
-def read_kinds() -> dict[str, KindRow]:
-    """Return every kind by name; raises DataError for a malformed row."""
-    return read_rows("kinds.toml", KindRow)
 
 
 def diagnose(stream: BinaryIO) -> list[Diagnosis]:
