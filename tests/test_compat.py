@@ -170,11 +170,12 @@ def test_wheels_are_found_for_a_card_and_its_driver() -> None:
     assert all(Version(wheel.cuda).major <= 12 for wheel in old)
     assert wheels_for((12, 0), Version("12.8"))[0].torch == "2.11"
     assert wheels_for((7, 0), Version("13.0"))[0].cuda == "12.6"
-    assert wheels_for((3, 5), None) == []
+    assert wheels_for((3, 0), None) == []
     later = find_wheel(Version("2.8.1"), Version("12.8"))
     assert later is not None
     assert later.torch == "2.8"
     assert find_wheel(Version("2.0"), Version("12.8")) is None
+    assert wheels_for((3, 7), None)[0].torch == "2.0"
     for name, wheel in read_wheels().items():
         assert name == f"{wheel.torch}+cu{wheel.cuda.replace('.', '')}"
         assert wheel.source
@@ -296,6 +297,11 @@ LATE = ("--torch", "2.11+cu130", "--bitsandbytes", "0.46.0", "--driver", "580.1"
         (("--gpu", "l4", "--driver", "470.2", "--torch", "2.6+cu124"), 1, {"driver_too_old"}),
         (("--gpu", "l4", "--driver", "550.5", "--torch", "2.6+cpu"), 1, {"cpu_only_wheel"}),
         (("--gpu", "l4", "--torch", "2.6+cu124"), 10, set()),
+        (("--gpu", "l4", "--driver", "550.5", "--torch", "2.6"), 10, set()),
+        (("--gpu", "l4", "--torch", "2.6+rocm6.4", "--driver", "550.5"), 1, {"cpu_only_wheel"}),
+        (("--gpu", "l4", "--driver-cuda", "12.4", "--torch", "2.11+cu130"), 1, {"driver_too_old"}),
+        (("--gpu", "l4", "--driver-cuda", "13.0", "--torch", "2.11+cu130"), 0, set()),
+        (("--gpu", "h200", "--driver", "580.1", "--torch", "1.13.1+cu117"), 1, {"arch_missing"}),
         (("--gpu", "l4,v100", "--driver", "580.95", "--torch", "2.13+cu130"), 1, {"arch_missing"}),
         (
             ("--gpu", "t4", "--driver", "580.95", "--torch", "2.13+cu130", "--flash-attn", "2.8.3"),
@@ -345,7 +351,7 @@ def test_what_fails_comes_with_the_line_that_mends_it(capsys: pytest.CaptureFixt
 
 def test_a_card_that_no_wheel_serves_gets_no_line() -> None:
     machine = Machine(
-        capabilities={"k80": (3, 7)}, torch=Version("2.8"), torch_cuda=Version("12.6")
+        capabilities={"k10": (3, 0)}, torch=Version("2.8"), torch_cuda=Version("12.6")
     )
     found = [item for item in judge_machine(machine) if item.kind == "arch_missing"]
     assert found[0].outcome == "fail"
@@ -417,6 +423,8 @@ def test_a_file_of_situations_is_judged(capsys: pytest.CaptureFixture[str], tmp_
         (("--gpu", "v1000"), "is no card"),
         (("--gpu", "a"), "is no card"),
         (("--torch", "new"), "--torch 'new' is no version"),
+        (("--torch", "2.13+cu13"), "'cu13' is no build"),
+        (("--facts", "/dev/zero"), "is no file of at most 64 MiB"),
         (("--flash-attn", "x.y"), "--flash-attn 'x.y' is no version"),
         (("--facts", "nowhere.json"), "nowhere.json: cannot be read"),
         (("--case", "nowhere.json"), "nowhere.json: cannot be read"),

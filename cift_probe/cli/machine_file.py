@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,8 +26,9 @@ def read_json(place: str) -> Any:
         path = Path(place)
         if path.is_dir():
             path = path / "report.json"
-        if path.stat().st_size > _MAX_FILE_BYTES:
-            message = f"{place}: is above 64 MiB; name the JSON of one machine"
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_FILE_BYTES:
+            message = f"{place}: is no file of at most 64 MiB; name the JSON of one machine"
             raise MachineFileError(message)
         return json.loads(path.read_bytes())
     except OSError as error:

@@ -27,6 +27,8 @@ PACKAGES = (
     "tokenizers",
     "huggingface_hub",
 )
+# a build of torch as its version says it; none but cuXYZ has CUDA
+_BUILD = re.compile(r"(?:cpu|rocm[\d.]+|xpu|cu(?P<major>\d{2})(?P<minor>\d))")
 _MENDED_BY_WHEEL = frozenset({"arch_missing", "cpu_only_wheel", "driver_too_old"})
 # highest CUDA that a driver branch serves: CUDA Toolkit release notes, table 3
 _BRANCHES = (
@@ -87,11 +89,13 @@ class Machine(msgspec.Struct, frozen=True):
 
 def judge_machine(machine: Machine) -> list[Ruling]:
     """Return what all rules say of a machine, the worst first."""
-    found = [*rulings(facts_of(machine)), *_build(machine)]
+    found = [*rulings(facts_of(machine)), *_build(machine), *_driver(machine)]
     order = ("fail", "warn", "unknown", "pass")
     kept: dict[tuple[str, str], Ruling] = {}
     for item in sorted(found, key=lambda item: order.index(item.outcome)):
         kept.setdefault((item.kind, item.outcome), item)
+    if machine.driver is None and machine.driver_cuda is not None:
+        kept.pop(("driver_too_old", "unknown"), None)  # its CUDA says what the version would
     failed = {kind for kind, outcome in kept if outcome in {"fail", "warn", "unknown"}}
     return [item for item in kept.values() if item.outcome != "pass" or item.kind not in failed]
 
@@ -112,6 +116,17 @@ def facts_of(machine: Machine) -> dict[str, Fact]:
     return facts | machine.settings
 
 
+def _driver(machine: Machine) -> Iterator[Ruling]:
+    """Yield what the driver's CUDA says, where its version is not told."""
+    runtime, driver = machine.torch_cuda, machine.driver_cuda
+    if machine.driver is not None or driver is None or runtime is None:
+        return
+    outcome = "fail" if driver.major < runtime.major else "pass"
+    reason = f"the driver serves CUDA {driver}, torch is built for {runtime}"
+    source = "NVIDIA CUDA Compatibility, Minor Version Compatibility"
+    yield _ruling("driver_too_old", outcome, reason, source)
+
+
 def _build(machine: Machine) -> Iterator[Ruling]:
     """Yield what the build of torch says: no CUDA, or no code for a GPU."""
     lowest = machine.lowest
@@ -119,7 +134,7 @@ def _build(machine: Machine) -> Iterator[Ruling]:
         return
     if machine.cpu_torch:
         outcome = "fail" if machine.capabilities else "pass"
-        reason = f"torch {machine.torch} is a build without CUDA"
+        reason = f"torch {machine.torch} is a build without CUDA (for the CPU, or another vendor)"
         yield _ruling("cpu_only_wheel", outcome, reason, "torch's package metadata")
         return
     if lowest is None:
@@ -131,6 +146,8 @@ def _build(machine: Machine) -> Iterator[Ruling]:
     text = f"capability {lowest[0]}.{lowest[1]}"
     if not names:
         reason = f"no row of data/wheels.toml says what torch {machine.torch} has code for"
+        if machine.torch_cuda is None:
+            reason = "the CUDA of torch's build is not told: write for instance --torch 2.13+cu130"
         yield _ruling("arch_missing", "unknown", reason, "data/wheels.toml")
         return
     served = serving(lowest, names)
@@ -163,17 +180,21 @@ def described(options: Mapping[str, Any], capabilities: dict[str, Capability]) -
     """Return the machine of command-line options; raises MachineError."""
     torch = options.get("torch")
     version = _version("torch", torch)
-    local = re.search(r"\+(cpu|cu(\d{2})(\d))", str(torch or ""))
+    build = str(torch or "").partition("+")[2].strip()
+    local = _BUILD.fullmatch(build)
+    if build and local is None:
+        message = f"--torch: {build[:40]!r} is no build; write for instance 2.13.0+cu130 or +cpu"
+        raise MachineError(message)
     cuda = _version("torch-cuda", options.get("torch_cuda"))
-    if local and local[2]:
-        cuda = Version(f"{local[2]}.{local[3]}")
+    if local and local["major"]:
+        cuda = Version(f"{local['major']}.{local['minor']}")
     return Machine(
         capabilities=capabilities,
         driver=_version("driver", options.get("driver")),
         driver_cuda=_version("driver-cuda", options.get("driver_cuda")),
         torch=version,
         torch_cuda=cuda,
-        cpu_torch=bool(local and local[1] == "cpu"),
+        cpu_torch=bool(local and not local["major"]),
         python=_version("python", options.get("python")),
         system=str(options.get("os") or "linux"),
         packages={
