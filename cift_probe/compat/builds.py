@@ -1,13 +1,12 @@
-"""Kinds of architecture, builds, libraries and versions."""
+"""Kinds of architecture, builds and native libraries."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
 from cift_probe.compat.case import Case, Judgement, is_nothing, parse_version
@@ -20,13 +19,14 @@ _CUDA_LIBRARIES = frozenset(
 _CUDA_MAJORS = frozenset({11, 12, 13, 14})
 # libraries whose major is that of CUDA; cufft and the like count on their own
 _WITH_CUDA = frozenset({"cudart", "nvJitLink", "cublas", "cublasLt", "nvrtc", "cupti"})
-_TORCHVISION = 15  # torchvision 0.(n + 15) is built for torch 2.n (pytorch/vision, README)
 _CUDNN_DROPPED = ((91100, (7, 5)),)  # cuDNN 9.11 release notes: Maxwell, Pascal, Volta removed
 
 
 def architecture(case: Case) -> Judgement | None:
     """Tell whether an architecture list serves the lowest of the devices."""
     ran = case.flag("kernel_ran", "kernel_ok", "kernel_runs")
+    if case.has("library", "torch_kernel_ok"):
+        ran = None  # then it is another library's kernel
     asked = case.has(
         "capability", "compute_cap", "compute_capability", "compute_cap_field", "gpus", "devices"
     )
@@ -42,19 +42,36 @@ def architecture(case: Case) -> Judgement | None:
         return None
     names = _arch_names(case, listed)
     if names is None:
+        if ran and warned_of(case):
+            return Judgement("arch_false_alarm", "pass", "torch warned, and a kernel ran")
         return None
     text = f"{capability[0]}.{capability[1]}"
     literal = f"sm_{capability[0]}{capability[1]}"
     warned = case.flag("torch_warned", "warned", "warning")
     served = serving(capability, names)
-    if ran is False and served is None:
-        return Judgement("arch_missing", "fail", f"no kernel ran, and {names} has none for {text}")
+    if ran is False:
+        return Judgement("arch_missing", "fail", f"a kernel of {', '.join(names)} does not run")
     if served is None and not ran:
         return Judgement("arch_missing", "fail", f"{', '.join(names)} has no code for {text}")
     if literal in {name.rstrip("af") for name in names} and not warned:
         return Judgement("arch_missing", "pass", f"{literal} is in the list")
     how = f"{served} serves capability {text}" if served else "a kernel ran"
     return Judgement("arch_false_alarm", "pass", how)
+
+
+def warned_of(case: Case) -> bool:
+    """Tell whether torch warned about the architecture."""
+    return bool(case.flag("torch_warned", "warned", "warning"))
+
+
+def rocm_architecture(case: Case) -> Judgement | None:
+    """Hold an AMD architecture against a list, where only its own name serves it."""
+    name, listed = case.get("gfx", "gfx_arch", "gcn_arch"), case.get("arch_list")
+    if name is None or not isinstance(listed, list):
+        return None
+    there = str(name).partition(":")[0] in [str(item).partition(":")[0] for item in listed]
+    reason = f"{name} is {'' if there else 'not '}in {', '.join(map(str, listed))}"
+    return Judgement("arch_missing", "pass" if there else "fail", reason)
 
 
 def _arch_names(case: Case, listed: Any) -> list[str] | None:
@@ -64,7 +81,7 @@ def _arch_names(case: Case, listed: Any) -> list[str] | None:
     if isinstance(listed, list | tuple):
         return [_arch_name(item) for item in listed]
     torch, cuda = case.version("torch", "torch_version"), _cuda_of(case)
-    if torch is None or cuda is None or not case.has("gpu", "gpus", "wheel", "judge_wheel"):
+    if torch is None or cuda is None:
         return None
     wheel = find_wheel(torch, cuda)
     return None if wheel is None else wheel.names
@@ -87,9 +104,15 @@ def _cuda_of(case: Case) -> Version | None:
 def cpu_only(case: Case) -> Judgement | None:
     """Tell a torch without CUDA on a machine with an NVIDIA GPU; "+cpu" may be absent."""
     count = case.number("nvidia_gpus", "num_gpus", "gpu_count", "n_gpus")
-    if not case.has("torch_cuda") or count is None:
+    listed = case.get("gpus")
+    if count is None and isinstance(listed, list):
+        count = float(len(listed))
+    told = case.has("torch_cuda") or "+cpu" in str(case.get("torch") or "")
+    if not told or count is None:
         return None
-    if case.get("torch_cuda") is not None:
+    if isinstance(listed, list) and all(_of_amd(item) for item in listed) and listed:
+        return Judgement("cpu_only_wheel", "not_applicable", "the GPUs are not NVIDIA's")
+    if case.version("torch_cuda") is not None:
         return Judgement(
             "cpu_only_wheel", "pass", f"torch is built for CUDA {case.get('torch_cuda')}"
         )
@@ -98,122 +121,8 @@ def cpu_only(case: Case) -> Judgement | None:
     return Judgement("cpu_only_wheel", "fail", f"torch has no CUDA, and {count:g} GPUs are there")
 
 
-def requirements(case: Case) -> Judgement | None:
-    """Hold requirement bounds against what is installed, and what the GPU needs at least."""
-    rows = case.get("requires", "requirements", "bounds")
-    if not isinstance(rows, list):
-        return None
-    installed = case.get("installed", "versions", "packages") or {}
-    bad = list(_conflicts(case, rows, installed if isinstance(installed, Mapping) else {}))
-    if bad:
-        return Judgement("package_version_conflict", "fail", "; ".join(bad))
-    return Judgement("package_version_conflict", "pass", "the bounds leave a version")
-
-
-def _conflicts(case: Case, rows: list[Any], installed: Mapping[str, Any]) -> Iterator[str]:
-    bounds: dict[str, list[tuple[str, SpecifierSet]]] = {}
-    for row in rows:
-        if not isinstance(row, list | tuple) or len(row) != 3:  # noqa: PLR2004 - who, what, bound
-            continue
-        who, what, bound = (str(item) for item in row)
-        try:
-            bounds.setdefault(what, []).append((who, SpecifierSet(bound, prereleases=True)))
-        except InvalidSpecifier:
-            continue
-    for what, asked in bounds.items():
-        least = case.version(f"min_{what}_for_gpu", f"min_{what}", f"{what}_min")
-        present = parse_version(installed.get(what)) or case.version(what)
-        for name, allowed in asked:
-            if present is not None and present not in allowed:
-                yield f"{name} needs {what}{allowed}, and {present} is installed"
-        if least is not None and not _reaches(least, [bound for _, bound in asked]):
-            who = " and ".join(name for name, _ in asked)
-            yield f"{who} keeps {what} below {least}, which is needed at least"
-        if not _possible([bound for _, bound in asked]):
-            yield f"no {what} is within " + " and ".join(f"{n}'s {b}" for n, b in asked)
-
-
-def _edges(bounds: list[SpecifierSet]) -> list[Version]:
-    found = [parse_version(str(item.version)) for bound in bounds for item in bound]
-    return [item for item in found if item is not None]
-
-
-def _around(version: Version) -> list[Version]:
-    """Return versions just below, at and just above one: bounds change nowhere else."""
-    release = list(version.release) + [0] * (3 - len(version.release))
-    above = [*release[:-1], release[-1] + 1]
-    wider = [release[0], release[1] + 1, 0]
-    return [
-        version,
-        Version(".".join(map(str, above))),
-        Version(".".join(map(str, wider))),
-        Version(f"{version.base_version}.dev0"),
-        Version(f"{release[0] + 1}.0.0"),
-    ]
-
-
-def _possible(bounds: list[SpecifierSet]) -> bool:
-    tries = [Version("0"), *(near for edge in _edges(bounds) for near in _around(edge))]
-    return any(all(item in bound for bound in bounds) for item in tries)
-
-
-def _reaches(least: Version, bounds: list[SpecifierSet]) -> bool:
-    tries = [least, *(near for edge in _edges(bounds) for near in _around(edge))]
-    return any(item >= least and all(item in bound for bound in bounds) for item in tries)
-
-
-def interface(case: Case) -> Judgement | None:
-    """Tell an argument or name that the installed version's real signature lacks."""
-    wanted = case.get("argument", "keyword", "attribute", "import_name", "kwarg")
-    offered = case.get("signature", "parameters", "accepts", "available", "exports")
-    if wanted is None or not isinstance(offered, list | tuple):
-        return None
-    there = wanted in offered
-    reason = f"{wanted!r} is {'' if there else 'not '}among what the installed version takes"
-    return Judgement("package_version_conflict", "pass" if there else "fail", reason)
-
-
-def compiled_pair(case: Case) -> Judgement | None:
-    """Hold compiled packages against the torch or NumPy that they were built for."""
-    torch, vision = case.version("torch"), case.version("torchvision")
-    if torch is not None and vision is not None:
-        wanted = Version(f"0.{torch.minor + _TORCHVISION}") if torch.major == 2 else None  # noqa: PLR2004
-        cuda = [re.search(r"\+(\w+)", str(case.get(name))) for name in ("torch", "torchvision")]
-        locals_ = {found[1] for found in cuda if found}
-        other = wanted is not None and (vision.major, vision.minor) != (0, wanted.minor)
-        bad = other or len(locals_) > 1
-        reason = f"torch {case.get('torch')}, torchvision {case.get('torchvision')}"
-        return Judgement("compiled_package_mismatch", "fail" if bad else "pass", reason)
-    header = case.number("header", "header_size", "expected_size", "c_header")
-    runtime = case.number("runtime", "runtime_size", "got_size", "pyobject")
-    if header is not None and runtime is not None and case.has("header", "header_size", "c_header"):
-        reason = f"{header:g} bytes from the C header, {runtime:g} at run time"
-        return Judgement(
-            "compiled_package_mismatch", "fail" if header != runtime else "pass", reason
-        )
-    return _built_for(case) or _leaves_out(case)
-
-
-def _leaves_out(case: Case) -> Judgement | None:
-    """Tell xformers' note: it imports, and leaves its compiled extensions out."""
-    for text in case.texts():
-        if "was built for" in text and "you have" in text:
-            reason = " ".join(text.split())[:200]
-            return Judgement("compiled_package_mismatch", "warn", reason)
-    return None
-
-
-def _built_for(case: Case) -> Judgement | None:
-    built = case.version("built_for_torch", "built_torch", "compiled_torch", "built_for")
-    have = case.version("torch", "torch_version", "have_torch", "installed_torch")
-    if built is None or have is None or case.has("flash_attn"):
-        return None
-    same = built.release[:2] == have.release[:2]
-    reason = f"built for torch {built}, and {have} is installed"
-    if same:
-        return Judgement("compiled_package_mismatch", "pass", reason)
-    imports = case.flag("imports", "import_ok", "imported")
-    return Judgement("compiled_package_mismatch", "warn" if imports else "fail", reason)
+def _of_amd(item: object) -> bool:
+    return any(word in str(item).lower() for word in ("amd", "radeon", "instinct", "intel"))
 
 
 def libraries(case: Case) -> Judgement | None:
@@ -259,6 +168,8 @@ def _sonames(library: str, cuda: Version) -> set[int]:
 
 def _origins(case: Case) -> Judgement | None:
     maps = case.get("maps", "loaded", "libraries", "loaded_libraries", "resolved")
+    if isinstance(maps, list) and all(isinstance(item, str) for item in maps):
+        maps = {PurePosixPath(item).name: item for item in maps if "/" in item}
     if not isinstance(maps, Mapping) or not maps:
         return None
     origins = {_origin(str(place)) for place in maps.values()}
@@ -282,6 +193,9 @@ def _origin(place: str) -> str:
 def _cudnn(case: Case) -> Judgement | None:
     compiled = _cudnn_version(case.get("compiled", "compiled_cudnn", "cudnn_compiled"))
     runtime = _cudnn_version(case.get("runtime", "runtime_cudnn", "cudnn_runtime"))
+    if compiled is None and runtime is None:
+        compiled = _cudnn_version(case.get("built_with", "compiled_with"))
+        runtime = _cudnn_version(case.get("loaded", "loaded_version"))
     if compiled is None or runtime is None:
         return None
     old = runtime < compiled or runtime[0] != compiled[0]
@@ -313,7 +227,14 @@ def library_architecture(case: Case) -> Judgement | None:
         least = next((low for since, low in _CUDNN_DROPPED if number >= since), (0, 0))
         reason = f"cuDNN {_dotted(cudnn)} on capability {capability[0]}.{capability[1]}"
         return Judgement("library_arch_missing", "warn" if capability < least else "pass", reason)
+    listed = case.get("library_arch_list", "library_archs")
+    if isinstance(listed, list) and capability is not None:
+        served = serving(capability, [_arch_name(item) for item in listed])
+        reason = f"{case.get('library') or 'the library'} has {', '.join(map(str, listed))}"
+        return Judgement("library_arch_missing", "pass" if served else "fail", reason)
     ran = case.flag("library_kernel_ok", "bnb_kernel_ok", "kernel_of_library_ok")
+    if ran is None and case.has("torch_kernel_ok"):
+        ran = case.flag("kernel_ok")
     torch_ran = case.flag("torch_kernel_ok", "torch_kernels_ok")
     if ran is None:
         return None
@@ -328,6 +249,9 @@ def glibc(case: Case) -> Judgement | None:
     """Hold the system's C library against what a binary needs."""
     have = case.version("glibc", "glibc_version", "system_glibc", "libc")
     need = case.version("required", "required_glibc", "glibc_required", "needs_glibc", "glibc_min")
+    several = case.get("required", "needs")
+    if isinstance(several, list):
+        need = max((v for v in map(parse_version, several) if v is not None), default=None)
     if have is None or need is None:
         return None
     reason = f"glibc {have}, {need} is needed"
@@ -371,10 +295,8 @@ def _present(case: Case, *names: str) -> bool:
 
 JUDGES = (
     architecture,
+    rocm_architecture,
     cpu_only,
-    requirements,
-    interface,
-    compiled_pair,
     library_architecture,
     libraries,
     glibc,

@@ -12,6 +12,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from packaging.version import InvalidVersion, Version
 
+from cift_probe.compat.names import named
+from cift_probe.devices import read_devices
+
 Capability: TypeAlias = tuple[int, int]
 Outcome = Literal["fail", "warn", "unknown", "not_applicable", "pass"]
 
@@ -47,7 +50,7 @@ class Case:
         """Take the fields; of several `cases` the first is the situation."""
         cases = fields.get("cases")
         first = cases[0] if isinstance(cases, list) and cases else {}
-        self.fields = {**fields, **(first if isinstance(first, Mapping) else {})}
+        self.fields = named({**fields, **(first if isinstance(first, Mapping) else {})})
 
     def has(self, *names: str) -> bool:
         """Tell whether any of the names is said, be it as null."""
@@ -68,7 +71,11 @@ class Case:
             word = value.strip().lower()
             if word in {"true", "yes", "on", "ok", "enabled", "1"}:
                 return True
-            return False if word in {"false", "no", "off", "disabled", "0", ""} else None
+            return (
+                False
+                if word in {"false", "no", "off", "disabled", "0", "", "denied", "refused"}
+                else None
+            )
         return bool(value) if isinstance(value, bool | int | float) else None
 
     def number(self, *names: str) -> float | None:
@@ -112,11 +119,35 @@ class Case:
         for row in rows if isinstance(rows, list) else ():
             if isinstance(row, Mapping):
                 found += _capabilities(next((row[name] for name in names if name in row), None))
+        return min(found, default=None) or self._by_name()
+
+    def _by_name(self) -> Capability | None:
+        """Return the capability of a card that is named, where the table has one of that name."""
+        told = [self.fields.get(name) for name in ("gpu", "name")]
+        listed = self.fields.get("gpus")
+        told += listed if isinstance(listed, list) else []
+        found = [known for text in told if isinstance(text, str) and (known := by_name(text))]
         return min(found, default=None)
+
+    def cuda(self) -> Version | None:
+        """Return the CUDA that torch is built for: told, or from its version's local part."""
+        told = self.version("torch_cuda", "cuda_runtime", "runtime_cuda", "wheel_cuda")
+        local = re.search(r"\+cu(\d{2})(\d)", str(self.get("torch") or ""))
+        return told or (Version(f"{local[1]}.{local[2]}") if local else None)
 
     def texts(self) -> Iterator[str]:
         """Yield texts of logs and tools."""
-        for name in ("text", "log", "stderr", "stdout", "output", "message", "traceback", "dmesg"):
+        for name in (
+            "text",
+            "log",
+            "stderr",
+            "stdout",
+            "output",
+            "message",
+            "traceback",
+            "dmesg",
+            "lines",
+        ):
             value = self.fields.get(name)
             if isinstance(value, str):
                 yield value
@@ -150,6 +181,17 @@ def parse_capability(value: Any) -> Capability | None:
         return (value[0], value[1]) if len(value) == 2 and whole else None  # noqa: PLR2004 - a pair
     found = _CAPABILITY.fullmatch(str(value).strip())
     return (int(found[1]), int(found[2])) if found else None
+
+
+def by_name(text: str) -> Capability | None:
+    """Return the compute capability of a card whose row's name is part of a text, longest first."""
+    wanted = re.sub(r"[^a-z0-9]", "", text.lower())
+    rows = sorted(read_devices().items(), key=lambda row: -len(row[0]))
+    for name, device in rows:
+        short = re.sub(r"-(pcie|sxm\d?|nvl|\d+gb)\b", "", name)
+        if any(re.sub(r"[^a-z0-9]", "", item) in wanted for item in (name, short)):
+            return device.compute_capability
+    return None
 
 
 def is_nothing(value: Any) -> bool:

@@ -39,7 +39,7 @@ _SINCE = {
     "softcap": Version("2.6.0"),
 }
 _WIDE_CARDS = frozenset({(8, 0), (9, 0)})
-_SHARED_LIMIT_NAMES = ("limit", "hardware_limit", "shared_limit", "max_shared", "available")
+_ON_CHIP = 1 << 20  # bytes: no device has as much shared memory in a multiprocessor
 
 
 def bnb_binary(case: Case) -> Judgement | None:
@@ -104,7 +104,9 @@ def managed_memory(case: Case) -> Judgement | None:
         "cudaMallocManaged_ok",
         "managed_memory",
     )
-    if works is None and not case.has("managed_alloc_ok", "managed_memory_ok", "managed_ok"):
+    bounded = case.size("managed_limit") is not None
+    told = case.has("managed_alloc_ok", "managed_memory_ok", "managed_ok") or bounded
+    if works is None and not told:
         supported = case.flag("concurrent_managed_access", "managed_supported", "managedMemory")
         if supported is None:
             return None
@@ -142,8 +144,18 @@ def flash_attention_build(case: Case) -> Judgement | None:
     )
     if built_abi is None and named:
         built_abi = named[1].upper() == "TRUE"
-    about = case.has(
-        "flash_attn", "wheel_cxx11_abi", "fa_wheel", "flash_attn_wheel", "wheel_torch", "fa_torch"
+    wheel = str(case.get("wheel", "fa_wheel", "flash_attn_wheel") or "")
+    about = (
+        "flash" in wheel
+        or "flash" in str(case.get("library") or "")
+        or case.has(
+            "flash_attn",
+            "wheel_cxx11_abi",
+            "fa_wheel",
+            "flash_attn_wheel",
+            "wheel_torch",
+            "fa_torch",
+        )
     )
     if symbol is None and not about:
         return None
@@ -204,15 +216,16 @@ def packing(case: Case) -> Judgement | None:
     effective = case.get(
         "effective", "effective_attention", "attn_in_effect", "attn_implementation"
     )
-    if packed is None or not (
-        case.has("effective", "effective_attention", "attn_in_effect", "attn_implementation")
-    ):
+    if packed is None:
         return None
     if not packed:
         return Judgement("packing_without_varlen_attention", "pass", "rows are not packed")
     separates = effective is not None and any(
         w in str(effective).lower() for w in ("flash", "flex", "varlen")
     )
+    if effective is None:
+        reason = "rows are packed, and the attention in effect is not told"
+        return Judgement("packing_without_varlen_attention", "unknown", reason)
     masks = case.flag("block_diagonal_mask", "position_ids_mask", "separates_sequences")
     reason = f"packed rows, and the attention in effect is {effective}"
     sound = separates or masks
@@ -253,20 +266,11 @@ def triton_device(case: Case) -> Judgement | None:
 
 def shared_memory(case: Case) -> Judgement | None:
     """Hold what a kernel needs of on-chip memory against what the device has."""
-    need = case.number(
-        "required_shared", "shared_required", "shared_memory_required", "shared_bytes", "required"
+    need = case.size(
+        "required_shared", "shared_required", "shared_memory_required", "shared", "required"
     )
-    limit = case.number("shared_limit", "shared_memory_limit", *_SHARED_LIMIT_NAMES)
-    about = case.has(
-        "required_shared",
-        "shared_required",
-        "shared_limit",
-        "shared_memory_limit",
-        "hardware_limit",
-        "shared_bytes",
-        "shared_memory_required",
-    )
-    if need is None or limit is None or not about:
+    limit = case.size("shared_limit", "shared_memory_limit", "hardware_limit", "limit")
+    if need is None or limit is None or max(need, limit) > _ON_CHIP:
         return None
     reason = f"{need:g} bytes of shared memory, the device has {limit:g}"
     return Judgement("triton_shared_memory", "fail" if need > limit else "pass", reason)

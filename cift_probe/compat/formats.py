@@ -29,7 +29,7 @@ def bf16(case: Case) -> Judgement | None:
     native = case.flag("native_bf16", "bf16_native", "including_emulation_false")
     if any(word in refused for word in _REFUSALS):
         return Judgement("bf16_unsupported", "fail", f"a bfloat16 product ends in {refused}")
-    if asked and isinstance(flags, dict) and flags:
+    if asked and (bool(flags) or case.flag("bf16")):
         if capability is None:
             return Judgement(
                 "bf16_unsupported", "unknown", "bf16 is asked for on an unknown device"
@@ -112,6 +112,8 @@ def _number(value: Any) -> float | None:
 def trainable_type(case: Case) -> Judgement | None:
     """Tell trainable parameters in fp16 under fp16 mixed precision."""
     mixed = case.flag("fp16", "fp16_flag", "mixed_fp16")
+    if mixed is None and case.get("mixed_precision") is not None:
+        mixed = str(case.get("mixed_precision")) in _FP16
     load = str(case.get("load", "load_dtype", "dtype") or "")
     listed = case.get("trainable_dtypes", "dtypes", "param_dtypes")
     saved = case.flag("modules_to_save", "trains_base_modules", "full_finetune")
@@ -120,7 +122,9 @@ def trainable_type(case: Case) -> Judgement | None:
     if mixed is None or (listed is None and not load):
         return None
     if isinstance(listed, dict):
-        listed = [key if isinstance(value, int) else value for key, value in listed.items()]
+        listed = [
+            key if isinstance(value, int) else value for key, value in listed.items() if value != 0
+        ]
     names = [listed] if isinstance(listed, str) else listed
     half = (
         any(str(item) in _FP16 for item in names) if names is not None else load in _FP16 and saved
@@ -140,8 +144,9 @@ def self_test(case: Case) -> Judgement | None:
     error = case.number("fp16_error", "relative_error", "fp16_rel_error", "max_rel_err")
     name = str(case.get("name", "gpu", "gpu_name") or "").lower()
     if broken is None and error is None:
-        if any(word in name for word in _WRONG_FP16) and case.has("fp16_selftest", "fp16"):
-            return Judgement("fp16_numerics_broken", "unknown", "no self-test was run on this card")
+        if any(word in name for word in _WRONG_FP16) and not case.has("arch_list", "torch_cuda"):
+            reason = "cards of this name return NaN in fp16, and no self-test was run"
+            return Judgement("fp16_numerics_broken", "warn", reason)
         return None
     if broken or (error is not None and not error <= _MAX_ERROR):
         return Judgement("fp16_numerics_broken", "fail", "fp16 differs from fp32")

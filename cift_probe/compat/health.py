@@ -61,6 +61,8 @@ def checksum(case: Case) -> Judgement | None:
     )
     if sent is None or received is None:
         same = case.flag("checksum_ok", "data_ok", "checksums_match")
+        wrong = case.number("mismatches", "num_mismatches", "wrong_elements")
+        same = wrong == 0 if same is None and wrong is not None else same
         if same is None:
             return None
     else:
@@ -110,7 +112,12 @@ def _topology(row: Any) -> int | None:
 def _rate(row: Any) -> float | None:
     if isinstance(row, Mapping):
         row = next(
-            (row[key] for key in ("gbps", "gb_s", "bandwidth", "gbs", "rate") if key in row), None
+            (
+                row[key]
+                for key in ("gbps", "gb_s", "bandwidth", "gbs", "rate", "h2d_gbps", "d2h_gbps")
+                if key in row
+            ),
+            None,
         )
     return float(row) if isinstance(row, int | float) and not isinstance(row, bool) else None
 
@@ -126,6 +133,8 @@ def _one_link(case: Case) -> Judgement | None:
         case.number("link_width_max", "width_max", "pcie_width_max"),
     )
     loaded = case.flag("under_load", "loaded", "during_copy")
+    if loaded is None and case.flag("idle"):
+        loaded = False
     if (now is None or most is None) and (width is None or widest is None):
         return None
     narrow = width is not None and widest is not None and width < widest
@@ -155,7 +164,7 @@ def memory_errors(case: Case) -> Judgement | None:
         case.flag("remap_failed", "row_remap_failed", "remap_failure", "failure"),
     )
     if count is None and pending is None and failed is None:
-        raw = case.get("ecc", "ecc_mode")
+        raw = case.get("ecc", "ecc_mode", "volatile_uncorrected", "ecc_uncorrected")
         if raw is None:
             return None
         if isinstance(raw, str) and re.search(r"n/?a|not supported", raw, re.IGNORECASE):
@@ -205,6 +214,8 @@ def heat(case: Case) -> Judgement | None:
             str(name) for name, on in reasons.items() if str(on).lower() in {"active", "true", "1"}
         ]
     hot = any(_HOT.search(item) and "not" not in item.lower() for item in active)
+    if case.flag("hw_thermal_slowdown", "sw_thermal_slowdown", "thermal_slowdown"):
+        return Judgement("thermal_throttle", "warn", "a thermal slowdown is active")
     if now is None and reasons is None:
         return None
     slow = now is not None and most is not None and now < _CLOCK_SHARE * most
@@ -239,6 +250,9 @@ _XIDS = {
 def xid(case: Case) -> Judgement | None:
     """Read a number of the driver's own error list (docs.nvidia.com/deploy/xid-errors)."""
     number = case.number("xid", "xid_code", "Xid")
+    several = case.get("xids")
+    if number is None and isinstance(several, list):
+        number = next((float(n) for n in several if isinstance(n, int) and n in _XIDS), None)
     if number is None or int(number) not in _XIDS:
         return None
     return Judgement(_XIDS[int(number)], "fail", f"Xid {int(number)}")

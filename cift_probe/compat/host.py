@@ -37,6 +37,8 @@ def killed(case: Case) -> Judgement | None:
     code = case.number("exit_code", "returncode", "exit_status", "rc")
     number = case.number("signal", "killed_by_signal")
     kills = case.number("oom_kill", "oom_kills", "memory_events_oom_kill")
+    if case.number("errno", "os_errno") == 12 and case.has("bytes", "size"):  # noqa: PLR2004 - ENOMEM
+        return Judgement("host_oom_alloc", "fail", "a host allocation was refused (ENOMEM)")
     if kills:
         return Judgement("host_oom_cgroup", "fail", f"the memory cgroup counts {kills:g} kills")
     if code in {137.0, -9.0} or number == 9:  # noqa: PLR2004 - SIGKILL
@@ -46,7 +48,15 @@ def killed(case: Case) -> Judgement | None:
 
 def cgroup(case: Case) -> Judgement | None:
     """Take the limit of the container or job as the budget, not the host's memory."""
-    limit = case.size("memory_max", "cgroup_limit", "limit", "memory_limit", "slurm_mem")
+    levels = case.get("ancestry", "limits", "memory_max_ancestry")
+    numbers = (
+        [int(item) for item in levels if str(item).isdigit()] if isinstance(levels, list) else []
+    )
+    limit = (
+        float(min(numbers))
+        if numbers
+        else case.size("memory_max", "cgroup_limit", "limit", "memory_limit", "slurm_mem")
+    )
     used = case.size("memory_current", "cgroup_current", "current", "memory_usage")
     host = case.size("meminfo_available", "host_available", "mem_available", "available")
     if str(case.get("memory_max") or "").strip() == "max":

@@ -84,6 +84,9 @@ def other_process(case: Case) -> Judgement | None:
     )
     if used is None or listed is None:
         return None
+    if case.flag("in_container") and not listed:
+        reason = f"{gib(used)} are used, and a container does not see whose they are"
+        return Judgement("gpu_oom_other_process", "unknown", reason)
     lost = used - listed
     reason = f"{gib(used)} are used, listed processes take {gib(listed)}"
     return Judgement("gpu_oom_other_process", "warn" if lost > _CONTEXT else "pass", reason)
@@ -139,12 +142,20 @@ def logits(case: Case) -> Judgement | None:
     reason = f"logits in float32 are {gib(size)}"
     if happened:
         return Judgement("gpu_oom_logits", "fail", reason)
+    requested = case.size("requested", "tried")
+    if requested is not None and requested >= size / 4:
+        return Judgement("gpu_oom_logits", "fail", f"{reason}; {gib(requested)} were asked for")
     risky = size > free / 2 if free is not None else size >= _LOGITS_RISK
     return Judgement("gpu_oom_logits", "warn" if risky else "pass", reason)
 
 
 def upcast(case: Case) -> Judgement | None:
     """Weigh the 16-bit tensors that preparing for k-bit training casts to float32."""
+    before, after = case.size("before", "load"), case.size("after", "prepared")
+    if before is not None and after is not None:
+        reason = f"preparing adds {gib(after - before)}"
+        risky = after - before >= _UPCAST_RISK
+        return Judgement("kbit_upcast_memory", "warn" if risky else "pass", reason)
     vocabulary, hidden = case.number("vocab", "vocab_size"), case.number("hidden", "hidden_size")
     if vocabulary is None or hidden is None:
         return None
@@ -152,6 +163,18 @@ def upcast(case: Case) -> Judgement | None:
     extra = tensors * vocabulary * hidden * 2
     reason = f"embeddings in float32 take {gib(extra)} more"
     return Judgement("kbit_upcast_memory", "warn" if extra >= _UPCAST_RISK else "pass", reason)
+
+
+def capped(case: Case) -> Judgement | None:
+    """Hold what is needed against a cap on this process."""
+    total, need = case.size("total", "capacity"), case.size("needed", "need")
+    share, cap = case.number("memory_fraction"), case.size("cap", "memory_limit")
+    if cap is None and share is not None and total is not None:
+        cap = share * total
+    if cap is None or need is None or (total is not None and cap >= total):
+        return None
+    reason = f"a cap of {gib(cap)}, {gib(need)} are needed"
+    return Judgement("gpu_oom_capped", "fail" if need > cap else "pass", reason)
 
 
 def phases(case: Case) -> Judgement | None:
@@ -273,11 +296,13 @@ def expandable(case: Case) -> Judgement | None:
     place = " ".join(
         str(case.get(n) or "") for n in ("platform", "virtualization", "gpu", "name", "os")
     ).lower()
-    if on is None or (vmm is None and works is None and not case.has("expandable_segments")):
+    lacking = any(word in place for word in _LACKING)
+    tried = vmm is not None or works is not None
+    if on is None or not (tried or lacking or case.has("expandable_segments")):
         return None
     if not on:
         return Judgement("expandable_segments_unsupported", "pass", "expandable segments are off")
-    if vmm is False or works is False:
+    if vmm is False or works is False or (lacking and not vmm and not works):
         return Judgement(
             "expandable_segments_unsupported", "fail", "the driver cannot grow segments here"
         )
@@ -313,6 +338,7 @@ def token_ids(case: Case) -> Judgement | None:
 
 JUDGES = (
     token_ids,
+    capped,
     out_of_memory,
     phases,
     upcast,

@@ -31,6 +31,7 @@ def permission(case: Case) -> Judgement | None:
     told = [str(case.get("error", "nvml_error") or ""), *map(str, _fields(case)), *_rows(case)]
     if any(_REFUSED.search(item) for item in told):
         own_field = case.flag("mig_device_ok", "slice_readable", "own_block_ok")
+        own_field = own_field or case.size("slice_total", "mig_total") is not None
         reason = "the field is refused; it is not 0"
         return Judgement("nvml_no_permission", "pass" if own_field else "unknown", reason)
     return None
@@ -70,6 +71,11 @@ def visible(case: Case) -> Judgement | None:
     if values is None:
         return None
     listed = values if isinstance(values, list | tuple) else [values]
+    count = case.number("num_gpus", "gpu_count")
+    indices = [int(n) for n in re.findall(r"(?<![\w-])\d+(?![\w-])", ",".join(map(str, listed)))]
+    if count is not None and any(index >= count for index in indices):
+        reason = f"{listed} names a device beyond the {count:g} there are"
+        return Judgement("device_index_mismatch", "fail", reason)
     if all(
         isinstance(item, str | int) and _VISIBLE.fullmatch(str(item).replace(" ", ""))
         for item in listed

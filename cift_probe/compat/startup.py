@@ -6,7 +6,7 @@ import re
 
 from packaging.version import Version
 
-from cift_probe.compat.case import Case, Judgement
+from cift_probe.compat.case import Case, Judgement, parse_version
 from cift_probe.expect.compat import read_drivers
 from cift_probe.expect.wheels import read_wheels
 
@@ -33,11 +33,11 @@ _SLOW_START_S = 5.0
 
 def driver_too_old(case: Case) -> Judgement | None:
     """Hold the driver's CUDA, or its version, against the major of the runtime."""
-    runtime = case.version(
-        "torch_cuda", "cuda_runtime", "runtime_cuda", "wheel_cuda", "torch_cuda_version"
-    )
+    runtime = case.cuda()
     driver, cuda = _driver_of(case)
     if cuda is None and driver is None:
+        if runtime is not None and case.has("driver_cuda_int", "driver_cuda"):
+            return Judgement("driver_too_old", "unknown", "the driver's CUDA cannot be read")
         return None
     if runtime is None:
         # a tool's own report of driver and CUDA is held against the oldest CUDA still published
@@ -86,7 +86,8 @@ def cuda_start(case: Case) -> Judgement | None:
         return None
     if int(code) == _UNKNOWN_ERROR:
         if case.flag("nvml_ok", "nvidia_smi_ok", "nvidia_smi_lists_gpu") is False:
-            return None
+            reason = "error 999, and the driver does not answer either"
+            return Judgement("uvm_broken_after_suspend", "unknown", reason)
         return Judgement(
             "uvm_broken_after_suspend", "fail", "error 999 at start-up while the driver answers"
         )
@@ -105,6 +106,10 @@ def fabric(case: Case) -> Judgement | None:
     driver = case.version("driver", "driver_version")
     wants = case.flag("nvswitch", "has_nvswitch")
     running = case.flag("fabricmanager_running", "fabric_manager_running", "fabricmanager_active")
+    raw = case.get("fabricmanager", "fabric_manager", "fabricmanager_version")
+    lacking = {"missing", "none", "not installed", "not found"}
+    if running is None and raw is not None and str(raw).strip().lower() in lacking:
+        running = False
     told = (state, manager, running)
     if all(item is None for item in told) and not case.has("fabricmanager", "fabric_manager"):
         return None
@@ -130,8 +135,13 @@ def forward_compatibility(case: Case) -> Judgement | None:
     compat = case.flag("compat_libcuda", "cuda_compat", "cuda_compat_installed", "forward_compat")
     if loaded is None and compat is None:
         return None
+    library, driver = parse_version(loaded), case.version("driver", "driver_version")
     if compat is None:
-        compat = "compat" in str(loaded).lower()
+        # a library of the driver is of the driver's version; a newer one is from cuda-compat
+        newer = library is not None and driver is not None and library > driver
+        compat = "compat" in str(loaded).lower() or newer
+    if isinstance(case.get("compat_libcuda"), str):
+        compat = True
     name = str(case.get("gpu", "name", "product", "gpu_name") or "")
     if not compat:
         return Judgement("forward_compat_unsupported", "pass", "the driver's own libcuda is loaded")
@@ -202,7 +212,8 @@ def persistence(case: Case) -> Judgement | None:
 def compute_mode(case: Case) -> Judgement | None:
     """Tell whether another context keeps this one out."""
     mode = str(case.get("mode", "compute_mode") or "").lower().replace(" ", "_")
-    if "exclusive" not in mode and "prohibited" not in mode and not case.has("compute_mode"):
+    about = case.has("compute_mode", "other_context")
+    if "exclusive" not in mode and "prohibited" not in mode and not about:
         return None
     if "prohibited" in mode:
         return Judgement("compute_mode_exclusive", "fail", "compute mode is Prohibited")

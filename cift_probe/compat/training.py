@@ -14,6 +14,9 @@ _MOVED_SHARE = 0.95  # of lora_B that a sound run has moved after some steps
 def input_gradients(case: Case) -> Judgement | None:
     """Tell re-entrant checkpointing over inputs that need no gradient."""
     moved, total = case.number("nonzero", "num_nonzero", "moved"), case.number("total", "num_total")
+    if moved is not None and total and case.number("steps") == 0:
+        reason = "before the first step every lora_B is zero"
+        return Judgement("checkpointing_no_input_grads", "unknown", reason)
     if moved is not None and total:
         reason = f"{moved:g} of {total:g} lora_B have moved"
         sound = moved / total >= _MOVED_SHARE
@@ -57,6 +60,8 @@ def targets(case: Case) -> Judgement | None:
         case.get("requested", "target_modules", "requested_targets"),
         case.get("applied", "applied_targets", "adapted"),
     )
+    if isinstance(asked, str):
+        asked = [name.strip() for name in asked.split(",")]
     if not isinstance(asked, list | tuple) or not isinstance(applied, list | tuple):
         return None
     bare = [name for name in asked if not _carries(str(name), applied)]
@@ -89,6 +94,8 @@ def tied(case: Case) -> Judgement | None:
         return Judgement(
             "tied_embeddings_broken", "not_applicable", "the configuration ties nothing"
         )
+    if one is not False and moved is not None and moved > 1e-2:  # noqa: PLR2004 - as below
+        one = None
     if one is False:
         return Judgement(
             "tied_embeddings_broken", "fail", "input embedding and head are two tensors"
@@ -145,7 +152,7 @@ def labels(case: Case) -> Judgement | None:
     reason = f"{masked:g} of {total or masked:g} rows have no label that counts"
     if not masked:
         return Judgement("labels_all_masked", "pass", reason)
-    whole = total is not None and masked >= total
+    whole = (total is not None and masked >= total) or case.has("batches_without_labels")
     return Judgement("labels_all_masked", "fail" if whole and not evaluating else "warn", reason)
 
 
